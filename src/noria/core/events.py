@@ -1,0 +1,31 @@
+"""What the core tells the outside about one request: tokens, never text."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from noria.core.plan import TokenLogprobs
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end of sequence, stop token, or a stop string that the client found
+    LENGTH = "length"  # max_tokens or the end of the context
+    ABORT = "abort"  # the client went away or asked for it
+    ERROR = "error"  # the engine failed
+
+
+class RequestEvent(msgspec.Struct, frozen=True):
+    """New tokens of one request, or its end, or both. The last event of a request has a `finish_reason`.
+
+    `stop_reason` is the stop token's id (None for the model's own end of sequence). `num_cached_tokens` is how
+    many prompt tokens were found in the prefix cache at first admission.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0

@@ -1,0 +1,130 @@
+"""What the scheduler tells the worker, and what the worker answers: `StepPlan` and `StepResult`.
+
+Both are frozen and ordered; a plan prints on one line. They are the whole contract between scheduling and
+execution: the worker never sees a `Request`, the scheduler never sees a tensor.
+
+What a worker does with a plan, in this order:
+
+1. forget the rows of `finished` and of `preempted`;
+2. add a row for every entry of `admitted` (new, or resumed after a preemption: then its block ids replace
+   whatever it had before);
+3. append `new_block_ids` to the tables of rows it already has;
+4. run, for every request in `num_scheduled_tokens` (in that order), the next n tokens after those it has
+   computed; the token at position p lives in block `table[p // block_size]`, slot `p % block_size`;
+5. sample one token for each request whose computed tokens have thereby reached all its known tokens, append
+   it to the row's known tokens and report it. Rows that have not reached their end yield nothing: nothing is
+   sampled, drawn or reported for them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from noria.sampling import SamplingParams
+
+
+class Limit(StrEnum):
+    """The limit that kept a request from advancing as far as it could in one step."""
+
+    TOKEN_BUDGET = "token_budget"  # max_num_batched_tokens is spent
+    MAX_NUM_SEQS = "max_num_seqs"  # all sequence slots are taken
+    KV_BLOCKS = "kv_blocks"  # what it still needs does not fit beside what others were promised
+    PREFIX_BEING_COMPUTED = "prefix_being_computed"  # a running request is computing its next block
+    PREEMPTING_STEP = "preempting_step"  # somebody was preempted in this step, so nobody is admitted
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One request that was looked at and did not advance as far as it could, and why."""
+
+    request_id: str
+    limit: Limit
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.request_id} held: {self.limit}" + (f" ({self.detail})" if self.detail else "")
+
+
+class AdmissionEnd(msgspec.Struct, frozen=True):
+    """Where admission ended: the first `num_behind` requests of the queue that nobody looked at share one reason."""
+
+    limit: Limit
+    num_behind: int
+
+    def __str__(self) -> str:
+        return f"{self.num_behind} waiting: {self.limit}"
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """A request that gets a row in this step: new, or resumed after a preemption.
+
+    `token_ids` are all tokens known so far (prompt, then outputs kept through a preemption), the first
+    `num_computed_tokens` of which have their KV in the first blocks of `block_ids` already.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    index: int
+    """Sequence index within its request (0 .. n - 1); part of the random counter."""
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """One engine step: which requests advance and by how many tokens, and the memory they need for it."""
+
+    step: int
+    num_scheduled_tokens: dict[str, int]
+    admitted: tuple[Admitted, ...] = ()
+    new_block_ids: dict[str, tuple[int, ...]] = {}
+    preempted: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
+    """Requests that ended since the previous plan; the worker may have known them or not."""
+    held: tuple[Held, ...] = ()
+    admission_end: AdmissionEnd | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is nothing to run (there may still be rows to forget)."""
+        return not self.num_scheduled_tokens
+
+    def __str__(self) -> str:
+        parts = [" ".join(f"{rid}+{n}" for rid, n in self.num_scheduled_tokens.items()) or "idle"]
+        parts.append(f"{self.num_tokens} tokens")
+        if self.admitted:
+            parts.append("admitted " + " ".join(a.request_id for a in self.admitted))
+        if self.preempted:
+            parts.append("preempted " + " ".join(self.preempted))
+        if self.finished:
+            parts.append("finished " + " ".join(self.finished))
+        parts += [str(h) for h in self.held]
+        if self.admission_end:
+            parts.append(str(self.admission_end))
+        return f"step {self.step}: " + " | ".join(parts)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities (natural, before penalties and temperature) at one output position.
+
+    `rank` is 1 for the most probable token; `top` holds the most probable ids in falling order.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """Tokens sampled in one step, by request; requests that sampled nothing are absent."""
+
+    token_ids: dict[str, tuple[int, ...]]
+    logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}

@@ -1,0 +1,127 @@
+"""What a model on disk offers the rest of Noria, whatever its file format: `ModelFiles`.
+
+Implemented by `noria.files.gguf` and `noria.files.huggingface`; found by `noria.files.sources.open_model`. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding. `scaling` is the Hugging Face kind: None, "linear" or "llama3"."""
+
+    theta: float = 10_000.0
+    scaling: str | None = None
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    """For linear: factor. For llama3: factor, low_freq_factor, high_freq_factor, original_max_position_embeddings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a model, in Hugging Face's terms, read from `config.json` or from GGUF metadata.
+
+    Whether the output head is tied to the embedding is not here: it is decided from the tensors present.
+    """
+
+    architecture: str
+    """Name in `noria.models.registry`: "llama", "qwen2"."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool | None = None
+    """What the file claims, if it does; only used to warn when the tensors disagree."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor in a model file. `shape` is row-major: [out_features, in_features] for a linear weight."""
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: str
+    """As the file names it: "F32", "BF16", "Q4_1", ..."""
+    file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class HostTensor:
+    """A tensor's values on the host. bfloat16, which numpy lacks, comes as its bits in uint16."""
+
+    data: npt.NDArray[Any]
+    dtype: Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufVocabulary:
+    """The tokenizer as a GGUF file stores it (`tokenizer.ggml.*`)."""
+
+    model: str  # "gpt2" is byte-level BPE
+    pre: str | None
+    tokens: list[str]
+    token_types: list[int]  # 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
+    merges: list[str]
+    add_bos_token: bool | None
+    add_space_prefix: bool | None
+    bos_token_id: int | None
+    eos_token_id: int | None
+    eot_token_id: int | None
+    unknown_token_id: int | None
+    padding_token_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFiles:
+    """Where the tokenizer comes from: exactly one of `tokenizer_json` and `vocabulary` is set."""
+
+    tokenizer_json: Path | None = None
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    """The parsed `tokenizer_config.json` (empty when there is none)."""
+    vocabulary: GgufVocabulary | None = None
+    chat_template: str | None = None
+
+
+class ModelFiles(Protocol):
+    """One opened model. Opening has already checked that shards are present, whole and consistent."""
+
+    @property
+    def path(self) -> Path:
+        """The file or directory that was opened."""
+
+    @property
+    def format(self) -> Literal["gguf", "huggingface"]: ...
+
+    @property
+    def name(self) -> str:
+        """A short name for people: the file's stem or the directory's name or the hub id."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """By the file's own names: `blk.0.attn_q.weight` in GGUF, `model.layers.0.self_attn.q_proj.weight` else."""
+
+    @property
+    def tokenizer(self) -> TokenizerFiles: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All ids that end a sequence (config, generation config, tokenizer: EOS and end of turn), ascending."""
+
+    def read(self, name: str) -> HostTensor:
+        """The tensor's values, dequantised to float32 if its encoding is a quantised one. Raises ModelFileError."""

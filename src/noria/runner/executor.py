@@ -1,0 +1,46 @@
+"""What a runner needs from the thing that computes: `Executor`, and the arrays it is given: `ForwardBatch`.
+
+Implemented by `noria.ops.reference.TorchExecutor`; a native one follows. No torch here: an executor takes and
+returns numpy arrays, and keeps weights and the KV pool to itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step's input: the scheduled tokens of all rows, flattened, row after row.
+
+    Row r owns tokens `query_start[r] : query_start[r + 1]`; they are the last ones of its `context_len[r]`
+    tokens, so the token at offset i has position `context_len[r] - (query_len - i)`.
+    """
+
+    token_ids: Int32Array  # [num_tokens]
+    positions: Int32Array  # [num_tokens]
+    slots: Int32Array  # [num_tokens]; block id * block_size + offset: where each token's KV is written
+    query_start: Int32Array  # [num_rows + 1]
+    context_len: Int32Array  # [num_rows]; tokens of KV that exist once this step's are written
+    block_table: Int32Array  # [num_rows, max_blocks]; entries past a row's context are 0 (the null block)
+    logit_tokens: Int32Array  # [num_logits]; indices into the flattened tokens whose logits are wanted
+
+
+class Executor(Protocol):
+    """Runs the model. Block ids are 1 .. num_blocks; block 0 is the null block, allocated too and never read."""
+
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        """Allocates (lazily committed) room for `num_blocks` blocks and the null block."""
+
+    def forward(self, batch: ForwardBatch) -> Float32Array:
+        """Writes the KV of all tokens, attends, and returns logits [num_logits, vocab_size] in float32."""
