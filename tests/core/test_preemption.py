@@ -7,10 +7,10 @@ from noria.core.plan import Limit
 
 
 def test_the_last_running_request_gives_way_and_returns_to_the_front():
-    world = World(num_blocks=5, block_size=4)
+    world = World(num_blocks=5, block_size=4, max_num_seqs=2)
     world.add("a", 7, max_tokens=10)
     world.add("b", 6, max_tokens=10)
-    world.add("c", 2, max_tokens=1)
+    world.add("c", 2, max_tokens=1)  # waits for a slot all the while
     preempting = None
     for _ in range(40):
         plan = world.step()
@@ -19,7 +19,7 @@ def test_the_last_running_request_gives_way_and_returns_to_the_front():
             break
     assert preempting is not None
     assert preempting.preempted == ("b",)
-    assert next(iter(world.scheduler.waiting)).request_id == "b"
+    assert [request.request_id for request in world.scheduler.waiting] == ["b", "c"]
     assert not preempting.admitted, "a step that preempts admits nobody"
     world.run()
     assert all(len(world.outputs[r]) == world.requests[r].max_tokens for r in "abc")

@@ -3,6 +3,7 @@
 import pytest
 from worlds import World, solo_output
 
+from noria.core.draft import PlanDraft
 from noria.core.plan import Limit
 from noria.kv.prefix import PrefixKey
 
@@ -77,6 +78,27 @@ def test_the_wait_ends_when_the_one_that_computes_is_gone():
     plan = world.step()
     assert plan.num_scheduled_tokens == {"b": 16}
     assert world.requests["b"].num_cached_tokens == 16, "what a had computed is still found"
+
+
+def test_the_wait_stands_only_while_the_other_one_advances():
+    """A step that leaves the computing request out (as a cap on prefills could) must not hold its followers too."""
+    world = World(block_size=4, max_num_batched_tokens=16)
+    world.add("a", prompt_of(24))
+    world.step()
+    world.add("b", prompt_of(24))
+    draft = PlanDraft(8)
+    world.scheduler._admit_waiting(draft)
+    assert draft.is_scheduled("b")
+
+
+def test_a_half_computed_block_is_not_found():
+    world = World(block_size=4, max_num_batched_tokens=14)
+    world.add("a", prompt_of(40))
+    world.step()  # 14 tokens: three blocks and a half
+    world.finish("a")
+    world.add("b", prompt_of(40))
+    world.step()
+    assert world.requests["b"].num_cached_tokens == 12
 
 
 def test_blocks_of_a_step_that_was_planned_but_not_executed_are_not_found():
