@@ -1,0 +1,127 @@
+"""The engine in a process of its own: builds an `EngineCore`, then runs its loop between two sockets.
+
+Started by `noria.engine.process_client` with the spawn method. The loop never waits for its clients: it takes what
+has arrived, runs a step if there is work, and sends what is new; without work it sleeps on its sockets and sends a
+heartbeat every `HEARTBEAT_S`. It ends when told to, or when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+
+import zmq
+
+from noria.core.events import FinishReason
+from noria.engine.core import EngineCore
+from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, Refusal, decode_commands, encode
+from noria.errors import NoriaError, RequestError
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+
+Report = Callable[[str], None]
+BuildEngine = Callable[[Report], EngineCore]
+"""Makes the engine, reporting progress in lines. Must be picklable: a function of a module, or a partial of one."""
+
+
+def run_engine_process(build: BuildEngine, address: str, log_level: int) -> None:
+    """The whole life of an engine process. `address` is the ipc prefix of its two sockets."""
+    # The foreground process group gets Ctrl-C, and a service manager may signal every process: the parent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=log_level, format="%(levelname)s %(name)s: %(message)s")
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket in (inbox, outbox):
+        socket.set(zmq.RCVHWM, 0)  # nothing is dropped or blocked silently ...
+        socket.set(zmq.SNDHWM, 0)
+    inbox.connect(f"{address}-commands")
+    outbox.connect(f"{address}-outputs")
+    try:
+        core = build(lambda text: outbox.send(encode(Progress(text))))
+    except NoriaError as error:
+        outbox.send(encode(Failed(str(error))))
+    except Exception as error:
+        logger.exception("the engine could not start")
+        outbox.send(encode(Failed(f"{type(error).__name__}: {error}")))
+    else:
+        outbox.send(encode(_ready(core)))
+        _EngineLoop(core, inbox, outbox).run()
+    finally:
+        context.destroy(linger=1000)  # ... and an orderly end delivers what was sent
+
+
+def _ready(core: EngineCore) -> Ready:
+    config = core.scheduler.config
+    return Ready(
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+    )
+
+
+class _EngineLoop:
+    def __init__(self, core: EngineCore, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._outbox = outbox
+        self._poller = zmq.Poller()
+        self._poller.register(inbox, zmq.POLLIN)
+        parent = multiprocessing.parent_process()
+        self._parent_fd = parent.sentinel if parent is not None else None
+        if self._parent_fd is not None:
+            self._poller.register(self._parent_fd, zmq.POLLIN)
+        self._refusals: list[Refusal] = []
+
+    def run(self) -> None:
+        while self._take_commands(wait_s=0.0 if self._core.has_work else HEARTBEAT_S):
+            events, record = [], None
+            if self._core.has_work:
+                num_steps = self._core.num_steps
+                events = self._core.step()
+                record = self._core.records[-1] if self._core.num_steps > num_steps else None
+            self._send(EngineOutput(
+                sent_s=time.monotonic(),
+                num_unfinished=self._core.num_unfinished,
+                events=tuple(events),
+                refusals=tuple(self._refusals),
+                record=record,
+            ))  # fmt: skip
+            self._refusals.clear()
+
+    def _send(self, output: EngineOutput) -> None:
+        self._outbox.send(encode(output))
+
+    def _take_commands(self, wait_s: float) -> bool:
+        """Applies everything that has arrived; False when it is time to end."""
+        ready = dict(self._poller.poll(int(wait_s * 1000)))
+        if self._parent_fd in ready:
+            return False  # nobody is left to answer to
+        if self._inbox in ready:
+            while True:
+                try:
+                    commands = decode_commands(self._inbox.recv(zmq.NOBLOCK))
+                except zmq.Again:
+                    break
+                self._apply(commands)
+                if commands.shut_down:
+                    return False
+        return True
+
+    def _apply(self, commands: Commands) -> None:
+        for request in commands.submit:
+            try:
+                self._core.add_request(request)
+            except RequestError as error:
+                self._refusals.append(Refusal(request.request_id, str(error), error.param, error.code))
+        for request_id, reason in commands.finish:
+            self._core.finish_request(request_id, FinishReason(reason))

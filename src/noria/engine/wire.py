@@ -1,0 +1,76 @@
+"""Messages between a client's process and the engine's: msgspec structs, msgpack on the wire.
+
+One message per step in each direction: what the client wants since its last message (`Commands`), what the engine
+did in one turn of its loop (`EngineOutput`). While the engine starts it reports `Progress`, then `Ready` or `Failed`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from noria.core.events import FinishReason, RequestEvent
+from noria.core.record import StepRecord
+from noria.engine.messages import EngineRequest
+
+
+class Commands(msgspec.Struct, frozen=True, array_like=True):
+    """Client to engine. Submissions are applied before endings, so one message may hold both of a request."""
+
+    submit: tuple[EngineRequest, ...] = ()
+    finish: tuple[tuple[str, FinishReason], ...] = ()
+    shut_down: bool = False
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """A line for the person who waits for the engine to start."""
+
+    text: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine is up; what its clients must know about it. Lengths in tokens."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    block_size: int
+    vocab_size: int | None
+    eos_token_ids: tuple[int, ...]
+    kv_explanation: str = ""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine could not start; the process ends after this."""
+
+    message: str
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True):
+    """A submitted request that can never be served."""
+
+    request_id: str
+    message: str
+    param: str | None
+    code: str
+
+
+class EngineOutput(msgspec.Struct, frozen=True, tag="output"):
+    """What one turn of the engine's loop did; with nothing in it, a heartbeat.
+
+    `sent_s` is on the machine's monotonic clock, which both processes share.
+    """
+
+    sent_s: float
+    num_unfinished: int
+    events: tuple[RequestEvent, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    record: StepRecord | None = None
+    """The step's record, if a step was run: metrics are derived from these alone."""
+
+
+EngineMessage = Progress | Ready | Failed | EngineOutput
+
+encode = msgspec.msgpack.Encoder().encode
+decode_commands = msgspec.msgpack.Decoder(Commands).decode
+decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode
