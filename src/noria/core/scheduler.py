@@ -64,7 +64,7 @@ class Scheduler:
         """
         assert request.request_id not in self.running
         assert request.request_id not in self.waiting
-        judge(request, self.config)
+        request.max_tokens = judge(request.token_ids, request.sampling.max_tokens, self.config)
         request.arrival_s = now_s
         self.waiting.push(request)
 
