@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import zmq
 
-from noria.core.events import FinishReason
+from noria.core.events import FinishReason, RequestEvent
 from noria.engine.core import EngineCore
-from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, Refusal, decode_commands, encode
+from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_commands, encode
 from noria.errors import NoriaError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -50,23 +50,10 @@ def run_engine_process(build: BuildEngine, address: str, log_level: int) -> None
         logger.exception("the engine could not start")
         outbox.send(encode(Failed(f"{type(error).__name__}: {error}")))
     else:
-        outbox.send(encode(_ready(core)))
+        outbox.send(encode(Ready(core.scheduler.config)))
         _EngineLoop(core, inbox, outbox).run()
     finally:
         context.destroy(linger=1000)  # ... and an orderly end delivers what was sent
-
-
-def _ready(core: EngineCore) -> Ready:
-    config = core.scheduler.config
-    return Ready(
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        vocab_size=config.vocab_size,
-        eos_token_ids=config.eos_token_ids,
-    )
 
 
 class _EngineLoop:
@@ -80,26 +67,16 @@ class _EngineLoop:
         self._parent_fd = parent.sentinel if parent is not None else None
         if self._parent_fd is not None:
             self._poller.register(self._parent_fd, zmq.POLLIN)
-        self._refusals: list[Refusal] = []
+        self._refused: list[RequestEvent] = []
 
     def run(self) -> None:
         while self._take_commands(wait_s=0.0 if self._core.has_work else HEARTBEAT_S):
-            events, record = [], None
+            events, record = self._refused, None
             if self._core.has_work:
-                num_steps = self._core.num_steps
-                events = self._core.step()
-                record = self._core.records[-1] if self._core.num_steps > num_steps else None
-            self._send(EngineOutput(
-                sent_s=time.monotonic(),
-                num_unfinished=self._core.num_unfinished,
-                events=tuple(events),
-                refusals=tuple(self._refusals),
-                record=record,
-            ))  # fmt: skip
-            self._refusals.clear()
-
-    def _send(self, output: EngineOutput) -> None:
-        self._outbox.send(encode(output))
+                events = events + self._core.step()
+                record = self._core.records[-1]
+            self._refused = []
+            self._outbox.send(encode(EngineOutput(time.monotonic(), tuple(events), record)))
 
     def _take_commands(self, wait_s: float) -> bool:
         """Applies everything that has arrived; False when it is time to end."""
@@ -122,6 +99,9 @@ class _EngineLoop:
             try:
                 self._core.add_request(request)
             except RequestError as error:
-                self._refusals.append(Refusal(request.request_id, str(error), error.param, error.code))
+                # Clients ask the door themselves before they submit, so this is one that did not.
+                self._refused.append(
+                    RequestEvent(request.request_id, finish_reason=FinishReason.ERROR, error=str(error))
+                )
         for request_id, reason in commands.finish:
-            self._core.finish_request(request_id, FinishReason(reason))
+            self._core.finish_request(request_id, reason)

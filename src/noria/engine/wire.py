@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from noria.config import SchedulerConfig
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.record import StepRecord
 from noria.engine.messages import EngineRequest
@@ -28,31 +29,15 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine is up; what its clients must know about it. Lengths in tokens."""
+    """The engine is up, and works within these limits."""
 
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_blocks: int
-    block_size: int
-    vocab_size: int | None
-    eos_token_ids: tuple[int, ...]
-    kv_explanation: str = ""
+    config: SchedulerConfig
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The engine could not start; the process ends after this."""
 
     message: str
-
-
-class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """A submitted request that can never be served."""
-
-    request_id: str
-    message: str
-    param: str | None
-    code: str
 
 
 class EngineOutput(msgspec.Struct, frozen=True, tag="output"):
@@ -62,9 +47,7 @@ class EngineOutput(msgspec.Struct, frozen=True, tag="output"):
     """
 
     sent_s: float
-    num_unfinished: int
     events: tuple[RequestEvent, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
     record: StepRecord | None = None
     """The step's record, if a step was run: metrics are derived from these alone."""
 

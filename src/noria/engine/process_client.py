@@ -1,0 +1,164 @@
+"""A client whose engine runs in another process: `ProcessClient`, the twin of `InProcessClient`.
+
+It starts the process, refuses at once what the engine could never serve, sends one message for all that was asked
+for since the last one, and hands out events as they come. It has no thread and no event loop of its own: callers
+either `poll`, or watch `fileno` (`noria.engine.streams` does). Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+
+import zmq
+
+from noria.config import SchedulerConfig
+from noria.core.admission import judge
+from noria.core.events import FinishReason, RequestEvent
+from noria.core.record import StepRecord
+from noria.engine.messages import EngineRequest
+from noria.engine.process import BuildEngine, Report, run_engine_process
+from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_engine_message, encode
+from noria.errors import EngineError
+
+
+class ProcessClient:
+    """Starts `build` in a new process; call `wait_ready` before anything else."""
+
+    def __init__(self, build: BuildEngine, *, on_record: Callable[[StepRecord], None] | None = None) -> None:
+        self._on_record = on_record
+        self._submit: list[EngineRequest] = []
+        self._finish: list[tuple[str, FinishReason]] = []
+        self._unfinished: dict[str, None] = {}
+        self._config: SchedulerConfig | None = None
+        self.last_heard_s = time.monotonic()
+        """When the engine's loop last sent something, on the monotonic clock: at the end of a step, or idle."""
+        # A directory of mode 0700: only this user can reach the sockets in it.
+        self._directory = tempfile.TemporaryDirectory(prefix="noria-")
+        address = f"ipc://{self._directory.name}/engine"
+        self._context = zmq.Context()
+        self._commands = self._bind(zmq.PUSH, f"{address}-commands")
+        self._outputs = self._bind(zmq.PULL, f"{address}-outputs")
+        self.process = multiprocessing.get_context("spawn").Process(
+            target=run_engine_process,
+            args=(build, address, logging.getLogger().getEffectiveLevel()),
+            name="noria-engine",
+            daemon=True,
+        )
+        self.process.start()
+
+    def _bind(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.LINGER, 0)
+        socket.bind(address)
+        return socket
+
+    def wait_ready(self, report: Report = lambda text: None) -> SchedulerConfig:
+        """Blocks until the engine is up, passing its progress lines on. Raises `EngineError` if it fails to start."""
+        poller = zmq.Poller()
+        poller.register(self._outputs, zmq.POLLIN)
+        poller.register(self.process.sentinel, zmq.POLLIN)
+        while True:
+            if self._outputs not in dict(poller.poll()):
+                raise EngineError(f"the engine process ended while starting (exit code {self.exit_code})")
+            match decode_engine_message(self._outputs.recv()):
+                case Progress(text):
+                    report(text)
+                case Failed(message):
+                    raise EngineError(message)
+                case Ready(config):
+                    self._config = config
+                    self.last_heard_s = time.monotonic()
+                    return config
+                case EngineOutput():
+                    raise AssertionError("output before the engine was ready")
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """The limits the engine works within."""
+        assert self._config is not None, "wait_ready comes first"
+        return self._config
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._unfinished)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._unfinished)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
+
+    @property
+    def exit_code(self) -> int | None:
+        self.process.join(timeout=1.0)
+        return self.process.exitcode
+
+    def fileno(self) -> int:
+        """Becomes readable when `poll` has something new. Edge-triggered: poll after each event, and once at first."""
+        return int(self._outputs.get(zmq.FD))
+
+    def submit(self, request: EngineRequest) -> None:
+        judge(request.prompt_token_ids, request.sampling.max_tokens, self.config)
+        self._unfinished[request.request_id] = None
+        self._submit.append(request)
+
+    def finish(self, request_id: str, reason: FinishReason) -> None:
+        if self._unfinished.pop(request_id, request_id) is None:  # popped: it was known
+            self._finish.append((request_id, reason))
+
+    def flush(self) -> None:
+        """Sends what was asked for since the last time, as one message."""
+        if self._submit or self._finish:
+            self._commands.send(encode(Commands(tuple(self._submit), tuple(self._finish))), zmq.NOBLOCK)
+            self._submit.clear()
+            self._finish.clear()
+
+    def poll(self) -> list[RequestEvent]:
+        """Sends what is pending; returns what has arrived, without waiting. Raises `EngineError` if the engine died."""
+        self.flush()
+        events: list[RequestEvent] = []
+        while True:
+            try:
+                message = decode_engine_message(self._outputs.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+            assert isinstance(message, EngineOutput)
+            self.last_heard_s = max(self.last_heard_s, message.sent_s)
+            if message.record is not None and self._on_record is not None:
+                self._on_record(message.record)
+            events += [event for event in message.events if event.request_id in self._unfinished]
+            for event in message.events:
+                if event.finish_reason is not None:
+                    self._unfinished.pop(event.request_id, None)
+        if not events and not self.is_alive:
+            raise EngineError(f"the engine process ended (exit code {self.exit_code})")
+        return events
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleeps until there may be something to `poll`, the engine has ended, or the time is over."""
+        self.flush()
+        poller = zmq.Poller()
+        poller.register(self._outputs, zmq.POLLIN)
+        poller.register(self.process.sentinel, zmq.POLLIN)
+        poller.poll(int(timeout_s * 1000))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Ends the engine process, by force if it does not go by itself. Safe to call twice."""
+        if self._outputs.closed:
+            return
+        if self.process.is_alive():
+            self._commands.send(encode(Commands(shut_down=True)), zmq.NOBLOCK)
+            if not wait([self.process.sentinel], timeout_s):
+                self.process.kill()
+        self.process.join()
+        self._context.destroy(linger=0)
+        self._directory.cleanup()
