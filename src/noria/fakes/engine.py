@@ -1,0 +1,83 @@
+"""An engine without a model, for a process of its own: `functools.partial(build_scripted_engine, ...)`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from noria.config import SchedulerConfig
+from noria.core.plan import StepPlan, StepResult
+from noria.core.scheduler import Scheduler
+from noria.engine.core import EngineCore
+from noria.errors import ModelError
+from noria.fakes.runner import ScriptedRunner
+
+
+class PacedRunner:
+    """Answers plans with tokens from one repeating text, `step_s` seconds per step. It checks nothing, so it is fast."""
+
+    def __init__(self, tokens: Sequence[int], step_s: float) -> None:
+        self._tokens = tokens
+        self._step_s = step_s
+        self._num_left: dict[str, int] = {}
+        self._num_sampled: dict[str, int] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._step_s:
+            time.sleep(self._step_s)
+        for request_id in plan.finished:
+            self._num_left.pop(request_id, None)
+            self._num_sampled.pop(request_id, None)
+        for admitted in plan.admitted:
+            self._num_left[admitted.request_id] = len(admitted.token_ids) - admitted.num_computed_tokens
+            self._num_sampled[admitted.request_id] = len(admitted.token_ids) - admitted.num_prompt_tokens
+        sampled: dict[str, tuple[int, ...]] = {}
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            self._num_left[request_id] -= num_tokens
+            if self._num_left[request_id] == 0:
+                self._num_left[request_id] = 1
+                position = self._num_sampled[request_id]
+                self._num_sampled[request_id] = position + 1
+                sampled[request_id] = (self._tokens[position % len(self._tokens)],)
+        return StepResult(sampled)
+
+
+def build_scripted_engine(
+    report: Callable[[str], None],
+    *,
+    text: bytes = b"the wheel turns and ",
+    step_s: float = 0.0,
+    checked: bool = False,
+    num_blocks: int = 4096,
+    block_size: int = 16,
+    max_model_len: int = 4096,
+    max_num_seqs: int = 64,
+    vocab_size: int = 258,
+    eos_token_ids: tuple[int, ...] = (257,),
+) -> EngineCore:
+    """An engine over `ByteTokenizer`'s ids that says `text` again and again; `checked` uses `ScriptedRunner`,
+    which answers otherwise (a token that depends on all before it) and verifies every plan."""
+    report("no model to load")
+    config = SchedulerConfig(
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+    )
+    if checked:
+        return EngineCore(
+            Scheduler(config), ScriptedRunner(num_blocks, block_size, next_token=lambda ids: 97 + sum(ids) % 26)
+        )
+    return EngineCore(Scheduler(config), PacedRunner(text, step_s))
+
+
+def build_failing_engine(
+    report: Callable[[str], None], *, message: str = "", exit_code: int | None = None
+) -> EngineCore:
+    """An engine that never starts: it raises a `ModelError`, or its process just ends with `exit_code`."""
+    if exit_code is not None:
+        os._exit(exit_code)
+    raise ModelError(message)

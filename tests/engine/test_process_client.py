@@ -1,0 +1,203 @@
+"""An engine in another process: real sockets, real processes, no model."""
+
+import asyncio
+import os
+import signal
+import time
+from functools import partial
+
+import pytest
+
+from noria.core.events import FinishReason, RequestEvent
+from noria.core.record import StepRecord
+from noria.engine.messages import EngineRequest
+from noria.engine.process_client import ProcessClient
+from noria.engine.streams import AsyncEngine
+from noria.errors import ContextLengthError, EngineError
+from noria.fakes.engine import build_failing_engine, build_scripted_engine
+from noria.sampling import SamplingParams
+
+
+def request(request_id: str, num_prompt: int = 5, **sampling: int) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(range(10, 10 + num_prompt)),
+        sampling=SamplingParams(**{"max_tokens": 3} | sampling),
+    )
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def records() -> list[StepRecord]:
+    return []
+
+
+@pytest.fixture
+def client(records):
+    client = ProcessClient(
+        partial(build_scripted_engine, checked=True, num_blocks=32, max_model_len=512), on_record=records.append
+    )
+    client.wait_ready()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def slow_client():
+    client = ProcessClient(partial(build_scripted_engine, step_s=0.02))
+    client.wait_ready()
+    yield client
+    client.close()
+
+
+def drain(client: ProcessClient) -> list[RequestEvent]:
+    events = []
+    while client.has_work:
+        client.wait(1.0)
+        events += client.poll()
+    return events
+
+
+def test_it_gives_the_same_events_as_the_engine_in_process(client):
+    core = build_scripted_engine(lambda text: None, checked=True)
+    requests = [request(f"r{i}", num_prompt=3 + i, max_tokens=2 + i) for i in range(4)]
+    expected: dict[str, list[RequestEvent]] = {}
+    for r in requests:
+        core.add_request(r)
+    while core.has_work:
+        for event in core.step():
+            expected.setdefault(event.request_id, []).append(event)
+    for r in requests:
+        client.submit(r)
+    got: dict[str, list[RequestEvent]] = {}
+    for event in drain(client):
+        got.setdefault(event.request_id, []).append(event)
+    assert got == expected
+
+
+def test_what_can_never_be_served_is_refused_before_it_travels(client):
+    with pytest.raises(ContextLengthError):
+        client.submit(request("r", num_prompt=600))
+    assert not client.has_work
+
+
+def test_a_refusal_by_the_engine_itself_comes_back_as_an_error(client, monkeypatch):
+    monkeypatch.setattr("noria.engine.process_client.judge", lambda *a: 1)
+    client.submit(request("r", num_prompt=600))
+    [event] = drain(client)
+    assert event.finish_reason is FinishReason.ERROR
+    assert "600 tokens" in (event.error or "")
+
+
+def test_records_arrive_and_a_finished_request_holds_nothing(client, records):
+    client.submit(request("r", max_tokens=400))
+    client.wait(1.0)
+    client.poll()
+    client.finish("r", FinishReason.ABORT)
+    assert not client.has_work
+    deadline = time.monotonic() + 5
+    while not any(record.endings for record in records) and time.monotonic() < deadline:
+        client.wait(0.1)
+        client.poll()
+    assert [e.reason for record in records for e in record.endings] == [FinishReason.ABORT]
+    assert records[-1].num_free_blocks == 32
+
+
+def test_an_idle_engine_gives_signs_of_life(client):
+    before = client.last_heard_s
+    deadline = time.monotonic() + 5
+    while client.last_heard_s == before and time.monotonic() < deadline:
+        client.wait(2.0)
+        client.poll()
+    assert 0 < client.last_heard_s - before < 3
+
+
+def test_the_sockets_are_for_this_user_only(client):
+    assert os.stat(client._directory.name).st_mode & 0o077 == 0
+
+
+def test_a_killed_engine_is_noticed(slow_client):
+    slow_client.submit(request("r", max_tokens=400))
+    slow_client.poll()
+    os.kill(slow_client.process.pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(EngineError, match="exit code -9"):
+        while True:
+            slow_client.wait(5.0)
+            slow_client.poll()
+    assert time.monotonic() - start < 1.0
+
+
+def test_the_engine_ignores_the_signals_that_the_parent_handles(slow_client):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(slow_client.process.pid, number)
+    slow_client.submit(request("r"))
+    assert len(drain(slow_client)) == 3
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [({"message": "no such model; give a path"}, "no such model; give a path"), ({"exit_code": 7}, "exit code 7")],
+)
+def test_a_failure_to_start_is_told(failure, message):
+    client = ProcessClient(partial(build_failing_engine, **failure))
+    try:
+        with pytest.raises(EngineError, match=message):
+            client.wait_ready()
+    finally:
+        client.close()
+
+
+def test_close_ends_the_process_and_cleans_up(slow_client):
+    slow_client.submit(request("r", max_tokens=400))
+    slow_client.poll()
+    directory = slow_client._directory.name
+    slow_client.close()
+    slow_client.close()
+    assert slow_client.process.exitcode == 0
+    assert not os.path.exists(directory)
+
+
+async def read(stream) -> list[RequestEvent]:
+    return [event async for events in stream for event in events]
+
+
+@pytest.mark.anyio
+async def test_streams_run_side_by_side(slow_client):
+    engine = AsyncEngine(slow_client)
+    streams = [engine.open(request(f"r{i}", max_tokens=5 + i)) for i in range(8)]
+    results = await asyncio.gather(*[read(stream) for stream in streams])
+    assert [sum(len(e.token_ids) for e in events) for events in results] == [5 + i for i in range(8)]
+    assert engine.num_unfinished == 0
+    engine.shut_down()
+
+
+@pytest.mark.anyio
+async def test_a_closed_stream_ends_its_sequence(slow_client):
+    engine = AsyncEngine(slow_client)
+    stream = engine.open(request("r", max_tokens=4000))
+    await anext(stream)
+    engine.close(stream)
+    engine.close(stream)
+    await asyncio.wait_for(engine.wait_idle(), 1.0)
+    assert not slow_client.has_work
+    engine.shut_down()
+
+
+@pytest.mark.anyio
+async def test_every_reader_hears_of_the_engines_death(slow_client):
+    deaths = []
+    engine = AsyncEngine(slow_client, on_death=deaths.append)
+    streams = [engine.open(request(f"r{i}", max_tokens=4000)) for i in range(3)]
+    await anext(streams[0])
+    os.kill(slow_client.process.pid, signal.SIGKILL)
+    results = await asyncio.wait_for(asyncio.gather(*map(read, streams), return_exceptions=True), 1.0)
+    assert all(isinstance(result, EngineError) for result in results)
+    assert len(deaths) == 1
+    with pytest.raises(EngineError):
+        engine.open(request("late"))
+    await engine.wait_idle()
