@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -117,7 +118,13 @@ def test_an_idle_engine_gives_signs_of_life(client):
 
 
 def test_the_sockets_are_for_this_user_only(client):
-    assert os.stat(client._directory.name).st_mode & 0o077 == 0
+    assert Path(client._directory.name).stat().st_mode & 0o077 == 0
+
+
+def poll_for_ever(client: ProcessClient) -> None:
+    while True:
+        client.wait(5.0)
+        client.poll()
 
 
 def test_a_killed_engine_is_noticed(slow_client):
@@ -126,9 +133,7 @@ def test_a_killed_engine_is_noticed(slow_client):
     os.kill(slow_client.process.pid, signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises(EngineError, match="exit code -9"):
-        while True:
-            slow_client.wait(5.0)
-            slow_client.poll()
+        poll_for_ever(slow_client)
     assert time.monotonic() - start < 1.0
 
 
@@ -159,7 +164,7 @@ def test_close_ends_the_process_and_cleans_up(slow_client):
     slow_client.close()
     slow_client.close()
     assert slow_client.process.exitcode == 0
-    assert not os.path.exists(directory)
+    assert not Path(directory).exists()
 
 
 async def read(stream) -> list[RequestEvent]:

@@ -7,6 +7,7 @@ either `poll`, or watch `fileno` (`noria.engine.streams` does). Not thread-safe.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import tempfile
@@ -118,9 +119,14 @@ class ProcessClient:
     def flush(self) -> None:
         """Sends what was asked for since the last time, as one message."""
         if self._submit or self._finish:
-            self._commands.send(encode(Commands(tuple(self._submit), tuple(self._finish))), zmq.NOBLOCK)
+            self._send(Commands(tuple(self._submit), tuple(self._finish)))
             self._submit.clear()
             self._finish.clear()
+
+    def _send(self, commands: Commands) -> None:
+        # Without a high-water mark this can only fail when nobody is at the other end; `poll` reports that.
+        with contextlib.suppress(zmq.Again):
+            self._commands.send(encode(commands), zmq.NOBLOCK)
 
     def poll(self) -> list[RequestEvent]:
         """Sends what is pending; returns what has arrived, without waiting. Raises `EngineError` if the engine died."""
@@ -156,7 +162,7 @@ class ProcessClient:
         if self._outputs.closed:
             return
         if self.process.is_alive():
-            self._commands.send(encode(Commands(shut_down=True)), zmq.NOBLOCK)
+            self._send(Commands(shut_down=True))
             if not wait([self.process.sentinel], timeout_s):
                 self.process.kill()
         self.process.join()

@@ -15,7 +15,7 @@ from noria.fakes.runner import ScriptedRunner
 
 
 class PacedRunner:
-    """Answers plans with tokens from one repeating text, `step_s` seconds per step. It checks nothing, so it is fast."""
+    """Answers plans with tokens from one repeating text, `step_s` seconds per step. Checks nothing, so it is fast."""
 
     def __init__(self, tokens: Sequence[int], step_s: float) -> None:
         self._tokens = tokens
