@@ -174,7 +174,7 @@ async def read(stream) -> list[RequestEvent]:
 @pytest.mark.anyio
 async def test_streams_run_side_by_side(slow_client):
     engine = AsyncEngine(slow_client)
-    streams = [engine.open(request(f"r{i}", max_tokens=5 + i)) for i in range(8)]
+    streams = [engine.open([request(f"r{i}", max_tokens=5 + i)]) for i in range(8)]
     results = await asyncio.gather(*[read(stream) for stream in streams])
     assert [sum(len(e.token_ids) for e in events) for events in results] == [5 + i for i in range(8)]
     assert engine.num_unfinished == 0
@@ -184,7 +184,7 @@ async def test_streams_run_side_by_side(slow_client):
 @pytest.mark.anyio
 async def test_a_closed_stream_ends_its_sequence(slow_client):
     engine = AsyncEngine(slow_client)
-    stream = engine.open(request("r", max_tokens=4000))
+    stream = engine.open([request("r", max_tokens=4000), request("s", max_tokens=4000)])
     await anext(stream)
     engine.close(stream)
     engine.close(stream)
@@ -194,15 +194,51 @@ async def test_a_closed_stream_ends_its_sequence(slow_client):
 
 
 @pytest.mark.anyio
+async def test_one_stream_carries_several_sequences_and_one_of_them_may_be_ended(slow_client):
+    engine = AsyncEngine(slow_client)
+    stream = engine.open([request(f"r{i}", max_tokens=30) for i in range(3)])
+    num_tokens = {f"r{i}": 0 for i in range(3)}
+    async for events in stream:
+        for event in events:
+            num_tokens[event.request_id] += len(event.token_ids)
+        if num_tokens["r1"] >= 2:
+            engine.finish(stream, "r1", FinishReason.STOP)
+    assert (num_tokens["r0"], num_tokens["r2"]) == (30, 30)
+    assert num_tokens["r1"] < 30
+    engine.shut_down()
+
+
+@pytest.mark.anyio
+async def test_a_stream_opens_whole_or_not_at_all(slow_client):
+    engine = AsyncEngine(slow_client)
+    with pytest.raises(ContextLengthError):
+        engine.open([request("fits"), request("does not", num_prompt=5000)])
+    assert engine.num_unfinished == 0
+    assert not slow_client.has_work
+    engine.shut_down()
+
+
+@pytest.mark.anyio
+async def test_a_reader_that_falls_behind_is_told_once(slow_client):
+    engine = AsyncEngine(slow_client)
+    told = []
+    stream = engine.open([request("r", max_tokens=60)], max_pending=10, on_overflow=lambda: told.append(True))
+    await engine.wait_idle()
+    assert told == [True]
+    assert stream.num_pending == 60, "it is the reader's owner who decides what follows"
+    engine.shut_down()
+
+
+@pytest.mark.anyio
 async def test_every_reader_hears_of_the_engines_death(slow_client):
     deaths = []
     engine = AsyncEngine(slow_client, on_death=deaths.append)
-    streams = [engine.open(request(f"r{i}", max_tokens=4000)) for i in range(3)]
+    streams = [engine.open([request(f"r{i}", max_tokens=4000)]) for i in range(3)]
     await anext(streams[0])
     os.kill(slow_client.process.pid, signal.SIGKILL)
     results = await asyncio.wait_for(asyncio.gather(*map(read, streams), return_exceptions=True), 1.0)
     assert all(isinstance(result, EngineError) for result in results)
     assert len(deaths) == 1
     with pytest.raises(EngineError):
-        engine.open(request("late"))
+        engine.open([request("late")])
     await engine.wait_idle()

@@ -1,15 +1,15 @@
-"""Engine events on asyncio: one `TokenStream` per sequence, fed by `AsyncEngine` from a `ProcessClient`.
+"""Engine events on asyncio: one `EventStream` per call, fed by `AsyncEngine` from a `ProcessClient`.
 
-The front (`noria.server`) opens a stream, reads bunches of events from it, and closes it when its client goes away
-or has heard enough. Nothing here blocks the event loop or waits for a reader: a stream that nobody reads from only
-grows, by a bounded number of small events, and its reader notices how far it has fallen behind.
+The front (`noria.server`) opens a stream for the sequences of one call, reads bunches of events from it, and closes
+it when its client goes away or has heard enough. Nothing here blocks the event loop or waits for a reader: a reader
+that falls more than its limit behind is told so by `on_overflow`, and its sequences are aborted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from noria.core.events import FinishReason, RequestEvent
 from noria.engine.messages import EngineRequest
@@ -17,16 +17,22 @@ from noria.engine.process_client import ProcessClient
 from noria.errors import EngineError
 
 
-class TokenStream:
-    """The events of one sequence, for one reader. Iterating yields everything new since the last time, as a list;
-    it ends after the event with a `finish_reason`, and raises `EngineError` if the engine is gone."""
+class EventStream:
+    """The events of some sequences, for one reader.
 
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
+    Iterating yields everything new since the last time, as a list; it ends when all sequences have ended, and raises
+    `EngineError` if the engine is gone.
+    """
+
+    def __init__(
+        self, request_ids: Sequence[str], max_pending: int | None = None, on_overflow: Callable[[], None] | None = None
+    ) -> None:
+        self.unfinished = dict.fromkeys(request_ids)
+        self._max_pending = max_pending
+        self._on_overflow = on_overflow
         self._pending: list[RequestEvent] = []
         self._news = asyncio.Event()
         self._error: EngineError | None = None
-        self._ended = False
 
     @property
     def num_pending(self) -> int:
@@ -36,23 +42,33 @@ class TokenStream:
     def feed(self, event: RequestEvent) -> None:
         self._pending.append(event)
         self._news.set()
+        if self._max_pending is not None and len(self._pending) > self._max_pending and self._on_overflow is not None:
+            on_overflow, self._on_overflow = self._on_overflow, None
+            on_overflow()
+
+    def end_one(self, request_id: str) -> None:
+        """No further event of this sequence will come."""
+        self.unfinished.pop(request_id, None)
+        if not self.unfinished:
+            self._news.set()
 
     def fail(self, error: EngineError) -> None:
         self._error = error
         self._news.set()
 
-    def __aiter__(self) -> TokenStream:
+    def __aiter__(self) -> EventStream:
         return self
 
     async def __anext__(self) -> list[RequestEvent]:
-        if self._ended:
+        if not self._pending and self._error is None and not self.unfinished:
             raise StopAsyncIteration
         await self._news.wait()
         if self._error is not None:
             raise self._error
+        if not self._pending:
+            raise StopAsyncIteration
         self._news.clear()
         events, self._pending = self._pending, []
-        self._ended = events[-1].finish_reason is not None
         return events
 
 
@@ -62,7 +78,7 @@ class AsyncEngine:
     def __init__(self, client: ProcessClient, *, on_death: Callable[[EngineError], None] | None = None) -> None:
         self._client = client
         self._on_death = on_death
-        self._streams: dict[str, TokenStream] = {}
+        self._streams: dict[str, EventStream] = {}  # by sequence
         self._flush_is_due = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -74,28 +90,50 @@ class AsyncEngine:
 
     @property
     def num_unfinished(self) -> int:
+        """Sequences under way."""
         return len(self._streams)
 
     def silence_s(self) -> float:
-        """How long ago the engine's loop last gave a sign of life: a step, or a heartbeat when idle."""
+        """How long ago the engine's loop last gave a sign of life: the end of a step, or a heartbeat when idle."""
         return time.monotonic() - self._client.last_heard_s
 
-    def open(self, request: EngineRequest) -> TokenStream:
-        """Submits a sequence. Raises `RequestError` if it can never be served, `EngineError` if the engine is gone."""
+    def open(
+        self,
+        requests: Sequence[EngineRequest],
+        *,
+        max_pending: int | None = None,
+        on_overflow: Callable[[], None] | None = None,
+    ) -> EventStream:
+        """Submits the sequences of one call, all or none.
+
+        Raises `RequestError` if one can never be served, and `EngineError` if the engine is gone.
+        """
         if self.error is not None:
             raise self.error
-        self._client.submit(request)
-        stream = self._streams[request.request_id] = TokenStream(request.request_id)
+        stream = EventStream([request.request_id for request in requests], max_pending, on_overflow)
+        try:
+            for request in requests:
+                self._client.submit(request)
+                self._streams[request.request_id] = stream
+        except BaseException:
+            self.close(stream)
+            raise
         self._idle.clear()
         self._flush_soon()
         return stream
 
-    def close(self, stream: TokenStream, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends a sequence that nobody reads any more. No error if it has ended by itself."""
-        if self._streams.pop(stream.request_id, None) is not None:
-            self._client.finish(stream.request_id, reason)
+    def finish(self, stream: EventStream, request_id: str, reason: FinishReason) -> None:
+        """Ends one sequence of a stream, whose events are of no more interest. No error if it has ended by itself."""
+        stream.end_one(request_id)
+        if self._streams.pop(request_id, None) is not None:
+            self._client.finish(request_id, reason)
             self._flush_soon()
             self._note_idle()
+
+    def close(self, stream: EventStream) -> None:
+        """Aborts whatever is unfinished of a stream that nobody reads any more."""
+        for request_id in list(stream.unfinished):
+            self.finish(stream, request_id, FinishReason.ABORT)
 
     async def wait_idle(self) -> None:
         """Returns when no sequence is unfinished."""
@@ -127,22 +165,20 @@ class AsyncEngine:
             stream = self._streams.get(event.request_id)
             if stream is None:
                 continue
-            stream.feed(event)
             if event.finish_reason is not None:
                 del self._streams[event.request_id]
+                stream.unfinished.pop(event.request_id, None)
+            stream.feed(event)
         self._note_idle()
 
     def _engine_died(self) -> None:
-        self._take_events()  # the last words first; then poll raises
-        if self.error is None:
-            self._take_events()
+        while self.error is None:
+            self._take_events()  # the last words first; when there are none left, poll raises
 
     def _die(self, error: EngineError) -> None:
-        if self.error is not None:
-            return
         self.error = error
         self.shut_down()
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):
             stream.fail(error)
         self._streams.clear()
         self._note_idle()
