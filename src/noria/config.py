@@ -71,7 +71,6 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     enable_prefix_caching: bool = True
-    max_num_queued_reqs: int = 4096
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
     num_records_kept: int = 1024

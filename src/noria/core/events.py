@@ -29,3 +29,5 @@ class RequestEvent(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    error: str | None = None
+    """What went wrong, when `finish_reason` is `ERROR`."""

@@ -1,0 +1,38 @@
+"""What each step leaves behind: one frozen `StepRecord`. Metrics, traces and explanations read these and keep no
+counts of their own."""
+
+from __future__ import annotations
+
+import msgspec
+
+from noria.core.events import FinishReason
+from noria.core.plan import StepPlan, StepResult
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """A request that ended since the previous record, by the engine or from outside."""
+
+    request_id: str
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    arrival_s: float
+    ended_s: float
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One executed step. Times are on the engine's clock, in seconds; counts are taken after the step."""
+
+    plan: StepPlan
+    result: StepResult
+    endings: tuple[Ending, ...]
+    planned_s: float
+    updated_s: float
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+
+    @property
+    def duration_s(self) -> float:
+        return self.updated_s - self.planned_s

@@ -1,0 +1,114 @@
+"""A request as the scheduler sees it: cursors over one growing list of tokens, and a small state machine.
+
+    0 <= num_computed <= num_tokens <= num_target
+
+There is no prefill or decode phase: a request is simply behind its target, by a whole prompt or by one token.
+`num_target` equals `num_tokens` until drafts exist. Owned by `noria.core.scheduler`; holds no KV and no text.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from noria.kv.prefix import PrefixKey, extend_block_hashes
+from noria.sampling import SamplingParams
+
+
+class RequestState(Enum):
+    WAITING = "waiting"  # accepted, owns nothing
+    RUNNING = "running"  # admitted, owns blocks; may be left out of any one step
+    PREEMPTED = "preempted"  # gave its blocks back and waits again; keeps its output
+    FINISHED = "finished"
+
+
+_TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.RUNNING: frozenset({RequestState.PREEMPTED, RequestState.FINISHED}),
+    RequestState.PREEMPTED: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.FINISHED: frozenset(),
+}
+
+
+class Request:
+    """One sequence to generate. Lengths are in tokens; `arrival_s` is on the scheduler's clock."""
+
+    __slots__ = (
+        "arrival_s",
+        "block_hashes",
+        "index",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "prefix_root",
+        "request_id",
+        "sampling",
+        "seed",
+        "state",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int] | tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        arrival_s: float = 0.0,
+        seed: int = 0,
+        index: int = 0,
+        prefix_key: PrefixKey | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.sampling = sampling
+        self.arrival_s = arrival_s
+        self.seed = seed
+        self.index = index
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_tokens = sampling.max_tokens
+        """Resolved by `noria.core.admission` when the request did not say."""
+        self.num_computed = 0
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens found in the cache at first admission; None before that."""
+        self.num_preemptions = 0
+        self.state = RequestState.WAITING
+        self.prefix_root = (prefix_key or PrefixKey()).root()
+        self.block_hashes: list[bytes] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_target(self) -> int:
+        """Tokens that should be computed when the request is fully caught up."""
+        return len(self.token_ids)
+
+    @property
+    def num_remaining(self) -> int:
+        """How many tokens behind its target it is: what it would like to run next."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def move_to(self, state: RequestState) -> None:
+        """The only way to change `state`."""
+        if state not in _TRANSITIONS[self.state]:
+            raise AssertionError(f"{self.request_id}: {self.state.name} cannot become {state.name}")
+        self.state = state
+
+    def hash_blocks(self, block_size: int) -> list[bytes]:
+        """The hashes of all full blocks of known tokens, brought up to date."""
+        extend_block_hashes(self.block_hashes, self.prefix_root, self.token_ids, block_size)
+        return self.block_hashes
+
+    def check(self) -> None:
+        assert 0 <= self.num_computed <= self.num_tokens <= self.num_target
+        assert self.num_computed == 0 or self.state in (RequestState.RUNNING, RequestState.FINISHED)
+
+    def __repr__(self) -> str:
+        return f"<{self.request_id} {self.state.value} {self.num_computed}/{self.num_tokens}>"

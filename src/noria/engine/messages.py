@@ -1,0 +1,19 @@
+"""What travels between a client and the engine. Tokens only; text stays on the client's side."""
+
+from __future__ import annotations
+
+import msgspec
+
+from noria.kv.prefix import PrefixKey
+from noria.sampling import SamplingParams
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate. `request_id` is internal and unique, made by the client object, never by a user."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    index: int = 0
+    """Which of the `n` sequences of its request this is: 0 .. n - 1."""
+    prefix_key: PrefixKey = PrefixKey()

@@ -1,0 +1,131 @@
+"""A runner without a model: follows a script, and holds the scheduler to every promise a plan makes.
+
+It keeps a model of KV memory: each slot remembers which token prefix its content stands for. Before a request's
+tokens are run, every earlier position must hold exactly the content of that request's own prefix; so a block that
+was shared wrongly, registered before it was computed, reused while in use or written by two requests is seen in
+the step that it happens in. Violations raise `PlanViolation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from noria.core.plan import Admitted, StepPlan, StepResult, TokenLogprobs
+
+Script = Mapping[str, Sequence[int]]
+NextToken = Callable[[Sequence[int]], int]
+
+
+class PlanViolation(AssertionError):
+    """A plan broke the contract of `noria.core.plan`."""
+
+
+def arithmetic_token(token_ids: Sequence[int]) -> int:
+    """A default "model": a token that depends on all tokens before it, between 100 and 1099."""
+    value = 17
+    for token_id in token_ids:
+        value = (value * 31 + token_id + 7) % 1_000_003
+    return 100 + value % 1000
+
+
+@dataclass(slots=True)
+class _Row:
+    admitted: Admitted
+    token_ids: list[int]
+    block_ids: list[int]
+    num_computed: int
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.admitted.num_prompt_tokens
+
+
+class ScriptedRunner:
+    """Gives request `r` the tokens `script[r]` in order; requests without a script get `next_token(all tokens)`."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, script: Script | None = None, next_token: NextToken = arithmetic_token
+    ) -> None:
+        self.plans: list[StepPlan] = []
+        self.num_tokens_computed = 0
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._script = script or {}
+        self._next_token = next_token
+        self._rows: dict[str, _Row] = {}
+        self._slots: dict[tuple[int, int], int] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        self._reconcile(plan)
+        sampled: dict[str, tuple[int, ...]] = {}
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            row = self._rows.get(request_id)
+            _require(row is not None, f"{request_id} is scheduled, but has no row")
+            assert row is not None
+            self._compute(row, num_tokens)
+            if row.num_computed == len(row.token_ids):
+                token_id = self._sample(row)
+                row.token_ids.append(token_id)
+                sampled[request_id] = (token_id,)
+        logprobs = {
+            request_id: (TokenLogprobs(token_ids[0], -1.0, 1),)
+            for request_id, token_ids in sampled.items()
+            if self._rows[request_id].admitted.sampling.logprobs is not None
+        }
+        return StepResult(sampled, logprobs)
+
+    def _reconcile(self, plan: StepPlan) -> None:
+        for request_id in plan.finished + plan.preempted:
+            self._rows.pop(request_id, None)
+        for admitted in plan.admitted:
+            _require(admitted.request_id not in self._rows, f"{admitted.request_id} is admitted twice")
+            _require(
+                admitted.num_computed_tokens < len(admitted.token_ids), f"{admitted.request_id} has nothing to compute"
+            )
+            self._rows[admitted.request_id] = _Row(
+                admitted, list(admitted.token_ids), list(admitted.block_ids), admitted.num_computed_tokens
+            )
+        for request_id, block_ids in plan.new_block_ids.items():
+            self._rows[request_id].block_ids += block_ids
+        for row in self._rows.values():
+            _require(len(set(row.block_ids)) == len(row.block_ids), f"{row.admitted.request_id} has a block twice")
+            _require(all(1 <= b <= self._num_blocks for b in row.block_ids), "a block id is out of range")
+
+    def _compute(self, row: _Row, num_tokens: int) -> None:
+        request_id = row.admitted.request_id
+        end = row.num_computed + num_tokens
+        _require(num_tokens >= 1, f"{request_id} is scheduled for {num_tokens} tokens")
+        _require(end <= len(row.token_ids), f"{request_id} would compute beyond its known tokens")
+        _require(end <= len(row.block_ids) * self._block_size, f"{request_id} lacks blocks for {end} tokens")
+        content = 0
+        for position in range(end):
+            content = hash((content, row.token_ids[position]))
+            block_id = row.block_ids[position // self._block_size]
+            slot = (block_id, position % self._block_size)
+            if position < row.num_computed:
+                _require(
+                    self._slots.get(slot) == content, f"{request_id}: the KV at position {position} is not its own"
+                )
+            else:
+                _require(
+                    not self._is_shared(block_id, row), f"{request_id} writes into block {block_id}, which is shared"
+                )
+                self._slots[slot] = content
+        row.num_computed = end
+        self.num_tokens_computed += num_tokens
+
+    def _is_shared(self, block_id: int, writer: _Row) -> bool:
+        return any(row is not writer and block_id in row.block_ids for row in self._rows.values())
+
+    def _sample(self, row: _Row) -> int:
+        script = self._script.get(row.admitted.request_id)
+        if script is not None and row.num_output_tokens < len(script):
+            return script[row.num_output_tokens]
+        return self._next_token(row.token_ids)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise PlanViolation(message)
