@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -17,23 +17,26 @@ from noria.assembly import Assembled, build_engine
 from noria.config import EngineOptions
 from noria.core.events import FinishReason
 from noria.engine.messages import EngineRequest
-from noria.errors import EngineError, NoriaError, RequestError
-from noria.outputs import ProgressBar, RequestOutput, SequenceCollector, deferred_interrupt
+from noria.errors import EngineError, RequestError
+from noria.outputs import RequestOutput, SequenceCollector
 from noria.sampling import SamplingParams
+from noria.terminal import ProgressBar, deferred_interrupt
 from noria.text.chat import encode_chat
+from noria.text.stream import TextDelta
 
 Prompt: TypeAlias = str | Sequence[int]
 Message: TypeAlias = Mapping[str, Any]
 
 MAX_SUBMITTED = 1024
-"""Sequences handed to the engine at once; the rest wait here, so that a long list never overflows the engine's queue."""
+"""Sequences handed to the engine at once; of a longer list the rest waits here, not even tokenised yet."""
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
     """One call of `generate`, `chat` or `stream`: whose sequences these are, and whom to tell about their news."""
 
-    on_event: Callable[[SequenceCollector, str], None]
+    on_delta: Callable[[TextDelta, bool], None]
+    """Told what each event added, and whether the sequence is finished with it."""
     num_unfinished: int = 0
 
 
@@ -113,14 +116,14 @@ class LLM:
         is_single = len(messages) > 0 and isinstance(messages[0], Mapping)
         return self._run([messages] if is_single else list(messages), encode, sampling_params, progress)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str, None, None]:
         """Completes one prompt and yields pieces of text as they come. Leaving the loop early ends the request."""
         sampling = sampling_params or SamplingParams()
         if sampling.n != 1:
             raise RequestError(f"a stream has one sequence, so n must be 1, not {sampling.n}", param="n")
         result = RequestOutput(prompt_token_ids=self._encode_prompt(prompt))
         pieces: deque[str] = deque()
-        call = _Call(lambda _, text: pieces.append(text))
+        call = _Call(lambda delta, _: pieces.append(delta.text))
         try:
             self._start(call, result, sampling)
             while call.num_unfinished:
@@ -144,7 +147,7 @@ class LLM:
         results = [RequestOutput(prompt=prompt if isinstance(prompt, str) else None) for prompt in prompts]
         not_started = deque(zip(prompts, samplings, results, strict=True))
         with ProgressBar(sum(sampling.n for sampling in samplings), progress) as bar:
-            call = _Call(bar.on_event)
+            call = _Call(lambda delta, ended: bar.add(num_tokens=delta.num_tokens, num_sequences=int(ended)))
             try:
                 while not_started or call.num_unfinished:
                     while not_started and len(self._active) < MAX_SUBMITTED:
@@ -154,7 +157,7 @@ class LLM:
                             self._start(call, result, sampling)
                         except RequestError as error:
                             result.error, result.outputs = error, []
-                            bar.skip(sampling.n)
+                            bar.add(num_tokens=0, num_sequences=sampling.n)
                     if call.num_unfinished:
                         self._advance()
             finally:
@@ -190,12 +193,12 @@ class LLM:
                 if event.request_id not in self._active:
                     continue  # what the engine says last about a request that was ended from here
                 call, collector = self._active[event.request_id]
-                text = collector.add(event)
+                delta = collector.add(event)
                 if collector.is_finished:
                     self._forget(event.request_id)
                     if event.finish_reason is None:  # a stop string: the engine does not know yet
                         self._client.finish(event.request_id, FinishReason.STOP)
-                call.on_event(collector, text)
+                call.on_delta(delta, collector.is_finished)
             if self._active and not self._client.has_work:
                 raise EngineError(f"the engine went idle with {len(self._active)} requests unfinished")
 

@@ -6,14 +6,13 @@ what came after a stop string. It does not talk to the engine: its owner ends a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.plan import TokenLogprobs
 from noria.errors import EngineError, NoriaError
 from noria.sampling import SamplingParams
-from noria.text.stream import TextStream
+from noria.text.stream import TextDelta, TextStream
 from noria.text.tokenizer import Tokenizer
 
 
@@ -77,8 +76,8 @@ class SequenceCollector:
     def is_finished(self) -> bool:
         return self.output.finish_reason is not None
 
-    def add(self, event: RequestEvent) -> str:
-        """Takes an event and returns the text it adds.
+    def add(self, event: RequestEvent) -> TextDelta:
+        """Takes an event and returns what it adds.
 
         When the event completes a stop string the sequence is finished although the engine may not know yet.
         """
@@ -95,5 +94,5 @@ class SequenceCollector:
         if output.index == 0:
             self._request.num_cached_tokens = max(self._request.num_cached_tokens, event.num_cached_tokens)
         if output.finish_reason is FinishReason.ERROR:
-            self._request.error = EngineError("the engine failed while it worked on this request")
-        return delta.text
+            self._request.error = EngineError(event.error or "the engine failed")
+        return delta
