@@ -24,7 +24,7 @@ def throughput(
     workload: Annotated[Path, Parameter(help='JSON lines of {"arrival_s", "prompt": text or ids, "max_tokens"}.')],
     honour_arrivals: Annotated[
         bool,
-        Parameter(help="Submit each request at its arrival_s. Default: all at once.", negative=(), show_default=False),
+        Parameter(help="Submit each request at its arrival_s, not all at once.", negative=(), show_default=False),
     ] = False,
     warm_up: Annotated[bool, Parameter(help="Run a few random prompts first.", negative="--no-warm-up")] = True,
     label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
