@@ -69,7 +69,7 @@ class ScriptedRunner:
                 token_id = self._sample(row)
                 row.token_ids.append(token_id)
                 sampled[request_id] = (token_id,)
-        logprobs = {
+        logprobs: dict[str, tuple[TokenLogprobs, ...]] = {
             request_id: (TokenLogprobs(token_ids[0], -1.0, 1),)
             for request_id, token_ids in sampled.items()
             if self._rows[request_id].admitted.sampling.logprobs is not None

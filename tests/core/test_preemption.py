@@ -1,0 +1,83 @@
+"""Memory pressure: who gives way, and that nobody can tell from the output."""
+
+import pytest
+from worlds import World, solo_output
+
+from noria.core.plan import Limit
+
+
+def test_the_last_running_request_gives_way_and_returns_to_the_front():
+    world = World(num_blocks=5, block_size=4, max_num_seqs=2)
+    world.add("a", 7, max_tokens=10)
+    world.add("b", 6, max_tokens=10)
+    world.add("c", 2, max_tokens=1)  # waits for a slot all the while
+    preempting = None
+    for _ in range(40):
+        plan = world.step()
+        if plan.preempted:
+            preempting = plan
+            break
+    assert preempting is not None
+    assert preempting.preempted == ("b",)
+    assert [request.request_id for request in world.scheduler.waiting] == ["b", "c"]
+    assert not preempting.admitted, "a step that preempts admits nobody"
+    world.run()
+    assert all(len(world.outputs[r]) == world.requests[r].max_tokens for r in "abc")
+    assert world.requests["b"].num_preemptions >= 1
+    assert world.requests["a"].num_preemptions == 0, "the first running request is nobody's victim"
+
+
+def test_a_preempting_step_says_why_it_admits_nobody():
+    world = World(num_blocks=4, block_size=4)
+    world.add("a", 7, max_tokens=9)
+    world.add("b", 7, max_tokens=9)
+    plans = world.run()
+    preempting = [plan for plan in plans if plan.preempted]
+    assert preempting
+    assert all(p.admission_end is not None and p.admission_end.limit is Limit.PREEMPTING_STEP for p in preempting)
+
+
+def test_prompt_and_output_that_just_fit_alone_end_without_preempting():
+    """28 + 4 tokens in a pool of exactly 32."""
+    world = World(num_blocks=8, block_size=4)
+    world.add("r", 28, max_tokens=4)
+    plans = world.run()
+    assert not any(plan.preempted for plan in plans)
+    assert len(world.outputs["r"]) == 4
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize("num_output", range(1, 14))
+def test_preempted_requests_say_what_they_would_have_said(num_output, enable_prefix_caching):
+    """Pressure at every output length over three blocks: same tokens as alone in a roomy pool."""
+    world = World(num_blocks=6, block_size=4, max_num_batched_tokens=7, enable_prefix_caching=enable_prefix_caching)
+    prompts = {r: [100 * i + t for t in range(6)] for i, r in enumerate("abc")}
+    for request_id, prompt in prompts.items():
+        world.add(request_id, prompt, max_tokens=num_output)
+    world.run()
+    for request_id, prompt in prompts.items():
+        assert world.outputs[request_id] == solo_output(prompt, max_tokens=num_output)
+
+
+def test_the_pressure_of_that_test_is_real():
+    world = World(num_blocks=6, block_size=4, max_num_batched_tokens=7)
+    for i, request_id in enumerate("abc"):
+        world.add(request_id, [100 * i + t for t in range(6)], max_tokens=13)
+    world.run()
+    assert sum(request.num_preemptions for request in world.requests.values()) > 0
+
+
+def test_resuming_finds_what_is_left_in_the_cache_before_sizing_the_rest():
+    """Two requests share two blocks; the second is preempted and resumes onto the shared ones."""
+    world = World(num_blocks=8, block_size=4)
+    shared = list(range(50, 58))
+    world.add("a", [*shared, 1], max_tokens=15)
+    world.step()
+    world.add("b", [*shared, 2], max_tokens=15)
+    plans = world.run()
+    assert any("b" in plan.preempted for plan in plans)
+    resumed = [a for plan in plans for a in plan.admitted if a.request_id == "b"][1]
+    assert resumed.num_computed_tokens >= 8
+    assert len(resumed.token_ids) > 9, "its output came along"
+    for request_id, last in [("a", 1), ("b", 2)]:
+        assert world.outputs[request_id] == solo_output([*shared, last], max_tokens=15)

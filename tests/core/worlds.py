@@ -1,0 +1,115 @@
+"""A small world for scheduler tests: a scheduler, a scripted runner that checks every plan, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from noria.config import SchedulerConfig
+from noria.core.events import FinishReason, RequestEvent
+from noria.core.plan import StepPlan
+from noria.core.request import Request
+from noria.core.scheduler import Scheduler
+from noria.fakes import ManualClock, ScriptedRunner
+from noria.kv.prefix import PrefixKey
+from noria.sampling import SamplingParams
+
+EOS = 2
+
+
+class World:
+    """Runs steps and checks invariants after each; collects every request's output and end."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_num_batched_tokens: int = 64,
+        max_num_seqs: int = 8,
+        max_model_len: int | None = None,
+        enable_prefix_caching: bool = True,
+        script: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.config = SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len or num_blocks * block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            eos_token_ids=(EOS,),
+        )
+        self.scheduler = Scheduler(self.config)
+        self.runner = ScriptedRunner(num_blocks, block_size, script)
+        self.clock = ManualClock()
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.reasons: dict[str, FinishReason] = {}
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int] | int,
+        *,
+        max_tokens: int | None = 4,
+        prefix_key: PrefixKey | None = None,
+        **sampling: Any,
+    ) -> Request:
+        """Adds a request; a number stands for a prompt of that many tokens, unlike any other request's."""
+        if isinstance(prompt, int):
+            first = 10_000 * (len(self.requests) + 1)
+            prompt = range(first, first + prompt)
+        request = Request(
+            request_id, list(prompt), SamplingParams(max_tokens=max_tokens, **sampling), prefix_key=prefix_key
+        )
+        self.scheduler.add(request, self.clock())
+        self.requests[request_id] = request
+        self.outputs[request_id] = []
+        return request
+
+    def schedule(self) -> StepPlan:
+        return self.scheduler.schedule(self.clock())
+
+    def update(self, plan: StepPlan) -> list[RequestEvent]:
+        result = self.runner.execute(plan)
+        self.clock.advance(1.0)
+        events = self.scheduler.update(plan, result, self.clock())
+        for event in events:
+            self.note(event)
+        self.scheduler.check()
+        return events
+
+    def note(self, event: RequestEvent) -> None:
+        self.outputs[event.request_id] += event.token_ids
+        if event.finish_reason is not None:
+            assert event.request_id not in self.reasons, "a request ended twice"
+            self.reasons[event.request_id] = event.finish_reason
+
+    def step(self) -> StepPlan:
+        plan = self.schedule()
+        self.update(plan)
+        return plan
+
+    def finish(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> RequestEvent | None:
+        event = self.scheduler.finish(request_id, reason, self.clock())
+        if event is not None:
+            self.note(event)
+        self.scheduler.check()
+        return event
+
+    def run(self, max_steps: int = 10_000) -> list[StepPlan]:
+        """Steps until nothing is left; fails if that takes too long."""
+        plans = []
+        while self.scheduler.has_unfinished:
+            assert len(plans) < max_steps, f"still unfinished after {max_steps} steps: {plans[-1]}"
+            plans.append(self.step())
+        return plans
+
+
+def solo_output(prompt: Sequence[int], **kwargs: Any) -> list[int]:
+    """What a request says when it has a roomy world to itself."""
+    world = World(num_blocks=512, max_num_batched_tokens=4096)
+    world.add("solo", prompt, **kwargs)
+    world.run()
+    return world.outputs["solo"]

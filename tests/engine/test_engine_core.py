@@ -1,0 +1,106 @@
+"""The loop that joins scheduler and runner, and its in-process client."""
+
+import pytest
+
+from noria.config import SchedulerConfig
+from noria.core.events import FinishReason
+from noria.core.plan import StepPlan, StepResult
+from noria.core.scheduler import Scheduler
+from noria.engine.client import InProcessClient
+from noria.engine.core import EngineCore
+from noria.engine.messages import EngineRequest
+from noria.errors import RequestError
+from noria.fakes import ManualClock, ScriptedRunner
+from noria.sampling import SamplingParams
+
+
+class FailingRunner(ScriptedRunner):
+    """Fails in one step, before or after it has run the plan."""
+
+    def __init__(self, fail_at: int, error: BaseException, *, after: bool) -> None:
+        super().__init__(64, 4)
+        self._fail_at, self._error, self._after = fail_at, error, after
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if plan.step == self._fail_at and not self._after:
+            raise self._error
+        result = super().execute(plan)
+        if plan.step == self._fail_at:
+            raise self._error
+        return result
+
+
+def engine(runner: ScriptedRunner | None = None, **config: int) -> EngineCore:
+    limits = SchedulerConfig(max_model_len=128, num_blocks=64, block_size=4, **config)
+    return EngineCore(Scheduler(limits), runner or ScriptedRunner(64, 4), clock=ManualClock())
+
+
+def request(request_id: str, num_prompt: int = 5, **sampling: int) -> EngineRequest:
+    prompt = tuple(range(10, 10 + num_prompt))
+    return EngineRequest(
+        request_id=request_id, prompt_token_ids=prompt, sampling=SamplingParams(**{"max_tokens": 3} | sampling)
+    )
+
+
+def test_a_request_runs_to_its_end():
+    client = InProcessClient(engine())
+    client.submit(request("r"))
+    events = []
+    while client.has_work:
+        events += client.poll()
+    assert [len(event.token_ids) for event in events] == [1, 1, 1]
+    assert [event.finish_reason for event in events] == [None, None, FinishReason.LENGTH]
+
+
+def test_a_refused_request_leaves_no_trace():
+    client = InProcessClient(engine())
+    with pytest.raises(RequestError):
+        client.submit(request("r", num_prompt=200))
+    assert not client.has_work
+
+
+def test_unseeded_requests_get_seeds_from_the_engines_own_stream():
+    def seeds_given() -> list[int]:
+        core = engine()
+        for request_id in ("a", "b"):
+            core.add_request(request(request_id, num_prompt=2))
+        core.add_request(request("c", num_prompt=2, seed=-1))
+        core.step()
+        return [admitted.seed for admitted in core.records[-1].plan.admitted]
+
+    first = seeds_given()
+    assert first == seeds_given(), "the stream is replayable"
+    assert first[0] != first[1]
+    assert first[2] == 2**64 - 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(after, caplog):
+    core = engine(FailingRunner(2, RuntimeError("out of smoke"), after=after), max_num_seqs=2)
+    for request_id in ("a", "b", "c"):
+        core.add_request(request(request_id))
+    core.step()
+    events = core.step()
+    assert [(e.request_id, e.finish_reason, e.error) for e in events] == [
+        ("a", FinishReason.ERROR, "RuntimeError: out of smoke"),
+        ("b", FinishReason.ERROR, "RuntimeError: out of smoke"),
+    ]
+    assert "out of smoke" in caplog.text
+    events = []
+    while core.has_work:
+        events += core.step()
+    assert [e.finish_reason for e in events if e.finish_reason] == [FinishReason.LENGTH]
+    core.scheduler.check()
+    assert core.scheduler.kv.pool.num_free_blocks == 64
+
+
+def test_an_interrupt_ends_the_requests_of_the_step_and_goes_on_up():
+    core = engine(FailingRunner(1, KeyboardInterrupt(), after=True))
+    core.add_request(request("a"))
+    with pytest.raises(KeyboardInterrupt):
+        core.step()
+    assert not core.has_work
+    core.add_request(request("b"))
+    while core.has_work:
+        core.step()
+    core.scheduler.check()
