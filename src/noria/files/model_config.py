@@ -1,8 +1,8 @@
 """`ModelConfig` from a Hugging Face `config.json` (`config_from_json`) or from GGUF metadata (`config_from_gguf`).
 
 Called by `noria.files.huggingface` and `noria.files.gguf`. Whatever the model code would silently get wrong (sliding
-windows, other activations, partial rotary embedding, experts, unknown rope scaling) is refused here, with a list of what
-is supported. Not here: whether the tensors fit the configuration (`noria.weights`), and which ids end a sequence.
+windows, other activations, partial rotary embedding, experts, unknown rope scaling) is refused here, with a list of
+what is supported. Not here: whether the tensors fit the configuration (`noria.weights`), and which ids end a sequence.
 """
 
 from __future__ import annotations
