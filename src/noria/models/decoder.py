@@ -12,10 +12,8 @@ from typing import Generic
 
 from noria.files.model import ModelConfig
 from noria.ops.base import AttentionSpec, B, Linear, Ops, T
-
-INVERSE_FREQUENCIES = "rope.inverse_frequencies"
-"""The one parameter that no file holds: computed from the configuration, [head_dim / 2] in float32."""
-
+from noria.ops.rope import inverse_frequencies
+from noria.runner.executor import Float32Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(Generic[T]):
@@ -50,6 +48,11 @@ class Outputs(Generic[T]):
     logits: T  # [logits, vocab], float32
 
 
+def constants(config: ModelConfig) -> dict[str, Float32Array]:
+    """Parameters that no file holds, computed from the configuration: float32 whatever the executor's precision."""
+    return {"rope.inverse_frequencies": inverse_frequencies(config.rope, config.head_dim)}
+
+
 def bind(config: ModelConfig, parameters: Mapping[str, T]) -> Decoder[T]:
     """Puts parameters, by canonical name, in their places. A missing bias is no bias; a missing head is tied."""
 
@@ -76,7 +79,7 @@ def bind(config: ModelConfig, parameters: Mapping[str, T]) -> Decoder[T]:
             scale=config.head_dim**-0.5,
         ),
         eps=config.rms_norm_eps,
-        inverse_frequencies=parameters[INVERSE_FREQUENCIES],
+        inverse_frequencies=parameters["rope.inverse_frequencies"],
         embedding=embedding,
         layers=layers,
         norm=parameters["norm.weight"],

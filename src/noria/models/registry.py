@@ -15,6 +15,7 @@ from noria.errors import UnsupportedError
 from noria.files.model import ModelConfig, ModelFiles
 from noria.models import decoder
 from noria.ops.base import B, Ops, T
+from noria.runner.executor import Float32Array
 from noria.weights.decoder import plan_decoder
 from noria.weights.plan import WeightPlan
 
@@ -38,6 +39,8 @@ class Architecture:
     name: str
     plan: Callable[[ModelFiles], WeightPlan]
     """Maps the file's tensors to parameters and checks that they are complete. Raises `ModelFileError`."""
+    constants: Callable[[ModelConfig], dict[str, Float32Array]]
+    """Parameters that no file holds, by canonical name."""
     bind: Bind
     forward: Forward
 
@@ -48,12 +51,14 @@ _ARCHITECTURES = {
         Architecture(
             name="llama",
             plan=partial(plan_decoder, qkv_bias=None, gguf_interleaved=True),
+            constants=decoder.constants,
             bind=decoder.bind,
             forward=decoder.forward,
         ),
         Architecture(
             name="qwen2",
             plan=partial(plan_decoder, qkv_bias=True, gguf_interleaved=False),
+            constants=decoder.constants,
             bind=decoder.bind,
             forward=decoder.forward,
         ),

@@ -25,13 +25,11 @@ from noria.config import DTYPES
 from noria.errors import OptionError
 from noria.files.model import HostTensor, ModelConfig, ModelFiles
 from noria.models import registry
-from noria.models.decoder import INVERSE_FREQUENCIES
 from noria.ops.base import AttentionSpec, Linear
-from noria.ops.rope import inverse_frequencies
 from noria.ops.tiles import plan_tiles
 from noria.runner.executor import Float32Array, ForwardBatch
 from noria.weights.plan import Parameter, WeightPlan
-from noria.weights.read import read_source, read_sources
+from noria.weights.read import read_sources
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -152,7 +150,7 @@ class TorchOps:
         """Attention of one group: [tiles * queries, heads * head_dim]."""
         tiles, _, queries, keys = group.visible.shape
         shared = spec.num_heads // spec.num_kv_heads  # query heads per key/value head
-        # The query heads that share a key/value head become further queries of it: [tiles, kv_heads, shared * queries, d].
+        # Query heads that share a key/value head become further queries of it: [tiles, kv_heads, shared * queries, d].
         folded = q.index_select(0, group.tokens).view(tiles, queries, spec.num_kv_heads, shared, spec.head_dim)
         folded = folded.permute(0, 2, 3, 1, 4).reshape(tiles, spec.num_kv_heads, shared * queries, spec.head_dim)
         k, v = (
@@ -207,7 +205,7 @@ class TorchExecutor:
         architecture = registry.find(model.config.architecture)
         plan = architecture.plan(model)
         self._config = model.config
-        self._parameters = self._load(model, plan, report)
+        self._parameters = self._load(model, plan, architecture.constants(model.config), report)
         self._forward = architecture.forward
         self._model = architecture.bind(model.config, self._parameters)
         self._ops = TorchOps(self._dtype, self._device)
@@ -245,13 +243,13 @@ class TorchExecutor:
         return logits
 
     def _load(
-        self, model: ModelFiles, plan: WeightPlan, report: Callable[[int, int], None] | None
+        self,
+        model: ModelFiles,
+        plan: WeightPlan,
+        constants: dict[str, Float32Array],
+        report: Callable[[int, int], None] | None,
     ) -> dict[str, torch.Tensor]:
-        factors = None
-        if plan.rope_factors is not None:
-            factors = read_source(model, plan.rope_factors).data.astype(np.float32)
-        frequencies = inverse_frequencies(model.config.rope, model.config.head_dim, factors)
-        loaded = {INVERSE_FREQUENCIES: torch.from_numpy(frequencies).to(self._device)}
+        loaded = {name: torch.from_numpy(value).to(self._device) for name, value in constants.items()}
         total = sum(parameter.num_elements * self._parameter_dtype(parameter).itemsize for parameter in plan.parameters)
         done = 0
         for parameter in plan.parameters:

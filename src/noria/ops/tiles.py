@@ -5,9 +5,8 @@ similar size are put into one group and padded to its largest, so that a layer n
 however many rows there are. Used by `noria.ops.reference`; numpy only. It knows nothing of heads or of values.
 
 What padding can cost is bounded: the queries of a tile at most double, its keys grow at most by half or by
-`SLACK_BLOCKS`, and a group gathers at most `GROUP_KEYS` keys unless it is a single tile. A layer therefore holds, beside
-the pool, keys and values of max(GROUP_KEYS, the longest row) tokens and a mask of at most TILE_QUERIES times as many
-entries.
+`SLACK_BLOCKS`, and a group gathers at most `GROUP_KEYS` keys unless it is a single tile. A layer therefore holds,
+beside the pool, keys and values of at most max(GROUP_KEYS, the longest row) tokens.
 """
 
 from __future__ import annotations

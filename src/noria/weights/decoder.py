@@ -7,6 +7,7 @@ Covers every architecture that differs from Llama only in which biases it has (Q
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 
 from noria.errors import UnsupportedError
@@ -83,7 +84,7 @@ def plan_decoder(files: ModelFiles, *, qkv_bias: bool | None, gguf_interleaved: 
     config = files.config
     if config.num_heads % config.num_kv_heads:
         raise UnsupportedError(
-            f"{files.path}: {config.num_heads} attention heads cannot share {config.num_kv_heads} key/value heads evenly"
+            f"{files.path}: {config.num_heads} attention heads cannot evenly share {config.num_kv_heads} of keys"
         )
     parameters = [
         _parameter("embedding.weight", (f"{names.embedding}.weight", (config.vocab_size, config.hidden_size)))
@@ -93,13 +94,12 @@ def plan_decoder(files: ModelFiles, *, qkv_bias: bool | None, gguf_interleaved: 
     parameters.append(_parameter("norm.weight", (f"{names.norm}.weight", (config.hidden_size,))))
     ignored = list(names.ignored)
     if _head_is_tied(files, names):
-        ignored.append(rf"^{names.head}\.weight$")
+        ignored.append(rf"^{re.escape(names.head)}\.weight$")
     else:
         parameters.append(_parameter("head.weight", (f"{names.head}.weight", (config.vocab_size, config.hidden_size))))
-    factors = None
-    if names.rope_factors is not None and names.rope_factors in files.tensors:
-        factors = Source(tensor=names.rope_factors, shape=(config.head_dim // 2,))
-    plan = WeightPlan(parameters=tuple(parameters), rope_factors=factors)
+    if config.rope.frequency_factors and names.rope_factors is not None:
+        ignored.append(rf"^{re.escape(names.rope_factors)}$")  # its values have come with the configuration
+    plan = WeightPlan(parameters=tuple(parameters))
     check_complete(plan, files, ignored=ignored)
     return plan
 

@@ -52,8 +52,6 @@ class WeightPlan:
     """All parameters of a model in load order. A tied head is no parameter: the embedding serves."""
 
     parameters: tuple[Parameter, ...]
-    rope_factors: Source | None = None
-    """A tensor of divisors for the rotary frequencies, if the file brings one."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -66,8 +64,7 @@ class WeightPlan:
 
     @property
     def sources(self) -> list[Source]:
-        extra = [self.rope_factors] if self.rope_factors else []
-        return [source for parameter in self.parameters for source in parameter.sources] + extra
+        return [source for parameter in self.parameters for source in parameter.sources]
 
 
 def check_complete(plan: WeightPlan, files: ModelFiles, *, ignored: Iterable[str] = ()) -> None:
