@@ -65,6 +65,7 @@ class LLM:
         self.assembled = assembled
         self.tokenizer = assembled.tokenizer
         self._client = assembled.client
+        self._eos_token_ids = assembled.scheduler_config.eos_token_ids
         self._active: dict[str, tuple[_Call, SequenceCollector]] = {}  # by engine request id
         self._request_numbers = itertools.count()
 
@@ -170,8 +171,9 @@ class LLM:
         try:
             for index in range(sampling.n):
                 request_id = f"llm-{next(self._request_numbers)}"
+                collector = SequenceCollector(self.tokenizer, self._eos_token_ids, sampling, result, index)
                 # Entered first, so that an interrupt right after the submission still finds it to abort.
-                self._active[request_id] = call, SequenceCollector(self.tokenizer, sampling, result, index)
+                self._active[request_id] = call, collector
                 call.num_unfinished += 1
                 submitted.append(request_id)
                 self._client.submit(

@@ -6,6 +6,7 @@ what came after a stop string. It does not talk to the engine: its owner ends a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from noria.core.events import FinishReason, RequestEvent
@@ -66,11 +67,18 @@ class RequestOutput:
 class SequenceCollector:
     """Turns the events of one sequence into a `CompletionOutput`, which it adds to the request's `outputs`."""
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, request: RequestOutput, index: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        request: RequestOutput,
+        index: int,
+    ) -> None:
         self.output = CompletionOutput(index=index, logprobs=None if sampling.logprobs is None else [])
         request.outputs.append(self.output)
         self._request = request
-        self._stream = TextStream(tokenizer, sampling, request.prompt_token_ids)
+        self._stream = TextStream(tokenizer, sampling, request.prompt_token_ids, eos_token_ids)
 
     @property
     def is_finished(self) -> bool:

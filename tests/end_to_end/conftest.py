@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from support.engines import Judged, LLMFactory, judge, llm_factory
 
 
 @pytest.fixture(scope="session")
-def judged(default_model_hf_directory: Path) -> Judged:
-    return judge(default_model_hf_directory)
+def judged(default_model_hf_directory: Path, new_llm: LLMFactory) -> Judged:
+    return judge(default_model_hf_directory, new_llm())
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.engines import LLMFactory
 
 from noria import SamplingParams
 from noria.core.events import FinishReason
 from noria.llm import LLM
+from support.engines import LLMFactory
 
 QUESTION = "The capital of France is"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.engines import NUM_JUDGED_TOKENS, Judged, LLMFactory, judge, llm_factory
-from support.prompts import TEXTS
 
 from noria import SamplingParams
 from noria.llm import LLM
+from support.engines import NUM_JUDGED_TOKENS, Judged, LLMFactory, judge, llm_factory
+from support.prompts import TEXTS
+from support.reference import Reference
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_JUDGED_TOKENS, ignore_eos=True)
 
@@ -41,11 +42,16 @@ def test_hugging_face_directory(default_model_hf_directory: Path, judged: Judged
         assert [result.outputs[0].token_ids for result in from_text] == judged.answers[:3]
 
 
-@pytest.mark.full
-def test_qwen_gguf(qwen_path: Path, qwen_hf_directory: Path) -> None:
-    assert_equals_reference(llm_factory(qwen_path, "float32")(), judge(qwen_hf_directory))
+def test_a_draft_does_not_change_what_the_judge_says(default_model_hf_directory: Path, judged: Judged) -> None:
+    reference = Reference(default_model_hf_directory)
+    prompt, answer = judged.prompts[1], judged.answers[1][:12]
+    wrong = [*answer[:5], answer[5] + 1, *answer[6:]]
+    assert reference.greedy(prompt, 12) == reference.greedy(prompt, 12, wrong) == answer
 
 
 @pytest.mark.full
-def test_qwen_hugging_face_directory(qwen_hf_directory: Path) -> None:
-    assert_equals_reference(llm_factory(qwen_hf_directory, "float32")(), judge(qwen_hf_directory))
+def test_qwen(qwen_path: Path, qwen_hf_directory: Path) -> None:
+    llm = llm_factory(qwen_path, "float32")()
+    judged = judge(qwen_hf_directory, llm)
+    assert_equals_reference(llm, judged)
+    assert_equals_reference(llm_factory(qwen_hf_directory, "float32")(), judged)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.engines import Judged, LLMFactory, llm_factory, num_preemptions
 
 from noria import SamplingParams
 from noria.llm import LLM
+from support.engines import Judged, LLMFactory, llm_factory, num_preemptions
 
 NUM_NEW_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)

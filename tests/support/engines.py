@@ -11,6 +11,7 @@ from noria.config import EngineOptions
 from noria.files.sources import open_model
 from noria.llm import LLM
 from noria.ops.reference import TorchExecutor
+from noria.sampling import SamplingParams
 from noria.text.tokenizer import load_tokenizer
 from support.reference import Reference
 
@@ -26,13 +27,6 @@ class Judged:
     prompts: list[list[int]]
     answers: list[list[int]]
     neighbours: list[list[int]]
-
-
-def judge(directory: Path) -> Judged:
-    reference = Reference(directory)
-    prompts = reference.prompts()
-    answers = [reference.greedy(prompt, NUM_JUDGED_TOKENS) for prompt in prompts]
-    return Judged(prompts, answers, reference.neighbours())
 
 
 def llm_factory(path: Path, dtype: str) -> LLMFactory:
@@ -54,3 +48,17 @@ def llm_factory(path: Path, dtype: str) -> LLMFactory:
 
 def num_preemptions(assembled: Assembled) -> int:
     return sum(len(record.plan.preempted) for record in assembled.core.records)
+
+
+def judge(directory: Path, llm: LLM) -> Judged:
+    """Asks transformers about the model in `directory`; the LLM's own answers only save it time."""
+    reference = Reference(directory)
+    prompts = reference.prompts()
+    drafts = llm.generate(
+        prompts, SamplingParams(temperature=0.0, max_tokens=NUM_JUDGED_TOKENS, ignore_eos=True), progress=False
+    )
+    answers = [
+        reference.greedy(prompt, NUM_JUDGED_TOKENS, draft.outputs[0].token_ids)
+        for prompt, draft in zip(prompts, drafts, strict=True)
+    ]
+    return Judged(prompts, answers, reference.neighbours())

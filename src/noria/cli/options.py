@@ -103,7 +103,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     every = own + [parameter for _, parameters in groups.values() for parameter in parameters]
     run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
-    del run.__wrapped__  # type: ignore[attr-defined]  # annotations are read through it otherwise
+    del run.__wrapped__  # annotations are read through it otherwise
     return run
 
 
