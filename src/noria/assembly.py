@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from noria.config import EngineOptions, SchedulerConfig
@@ -53,8 +54,21 @@ def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -
     return assembled
 
 
+def build_core(model: str, options: EngineOptions, report: Callable[[str], None]) -> EngineCore:
+    """The engine alone, for a process of its own, which has no use for text; `report` is told how it goes."""
+    files = open_model(model, report=report)
+    executor = _load_executor(files, options)
+    return join_core(files, executor, options)
+
+
 def join(files: ModelFiles, tokenizer: Tokenizer, executor: Executor, options: EngineOptions) -> Assembled:
-    """Sizes the KV pool and builds the engine around a loaded model. The executor serves one engine at a time."""
+    """An engine around a loaded model, and what a front needs beside it. The executor serves one engine at a time."""
+    core = join_core(files, executor, options)
+    return Assembled(files=files, tokenizer=tokenizer, options=options, core=core, client=InProcessClient(core))
+
+
+def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> EngineCore:
+    """Sizes the KV pool and joins runner and scheduler around a loaded model."""
     pool = size_kv_pool(
         options,
         model_max_len=files.config.max_position_embeddings,
@@ -79,8 +93,7 @@ def join(files: ModelFiles, tokenizer: Tokenizer, executor: Executor, options: E
         num_blocks=config.num_blocks,
         block_size=config.block_size,
     )
-    core = EngineCore(Scheduler(config), runner, seed=options.seed)
-    return Assembled(files=files, tokenizer=tokenizer, options=options, core=core, client=InProcessClient(core))
+    return EngineCore(Scheduler(config), runner, seed=options.seed)
 
 
 def _load_executor(files: ModelFiles, options: EngineOptions) -> Executor:

@@ -72,6 +72,32 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What a person may set about the HTTP server in front of an engine. Times in seconds."""
+
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for every one.")
+    port: int = option(8000, "Port to listen on; 0 picks a free one.")
+    served_model_name: tuple[str, ...] = option(
+        (), "Name the model goes by in the API; repeatable, the first is the one it calls itself.", aliases=("--alias",)
+    )
+    drain_s: float = option(30.0, "How long running requests may go on after SIGTERM.")
+    health_stall_s: float = option(10.0, "Without a sign of life from the engine's loop for this long, /health is red.")
+    max_stream_backlog: int = option(
+        2048, "Tokens a client may fall behind in reading its stream before its request is aborted."
+    )
+    access_log: bool = option(False, "Log each HTTP request.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise OptionError(f"port must be between 0 and 65535, not {self.port}")
+        for name in ("drain_s", "health_stall_s"):
+            if not getattr(self, name) >= 0:
+                raise OptionError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.max_stream_backlog < 1:
+            raise OptionError(f"max_stream_backlog must be at least 1, not {self.max_stream_backlog}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Limits the scheduler works within. Lengths and budgets are in tokens.
 

@@ -17,6 +17,7 @@ from noria.cli.bench import bench
 from noria.cli.chat import chat
 from noria.cli.generate import generate
 from noria.cli.options import UsageError, takes_options
+from noria.cli.serve import serve
 from noria.errors import NoriaError
 
 app = App(
@@ -28,6 +29,7 @@ app = App(
 )
 app.command(takes_options(generate), name="generate")
 app.command(takes_options(chat), name="chat")
+app.command(takes_options(serve), name="serve")
 app.command(bench, name="bench")
 
 

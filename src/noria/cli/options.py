@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 from cyclopts import Group, Parameter, Token
 
-from noria.config import EngineOptions
+from noria.config import EngineOptions, ServerOptions
 from noria.errors import NoriaError, OptionError, RequestError
 from noria.sampling import SamplingParams
 
@@ -44,6 +44,7 @@ SAMPLING_HELP = {
 
 ENGINE_GROUP = Group("Engine options", sort_key=2)
 SAMPLING_GROUP = Group("Sampling options", sort_key=1)
+SERVER_GROUP = Group("Server options", sort_key=1)
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -84,7 +85,10 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
         hint = hints[parameter.name]
         if hint is EngineOptions:
             hidden = ("seed",) if SamplingParams in hints.values() else ()
-            groups[parameter.name] = EngineOptions, [p for p in _engine_parameters() if p.name not in hidden]
+            every = _option_parameters(EngineOptions, ENGINE_GROUP)
+            groups[parameter.name] = EngineOptions, [p for p in every if p.name not in hidden]
+        elif hint is ServerOptions:
+            groups[parameter.name] = ServerOptions, _option_parameters(ServerOptions, SERVER_GROUP)
         elif hint is SamplingParams:
             groups[parameter.name] = SamplingParams, _sampling_parameters()
         else:
@@ -100,26 +104,26 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
                 raise UsageError(str(error)) from error
         command(*args, **kwargs)
 
-    every = own + [parameter for _, parameters in groups.values() for parameter in parameters]
-    run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+    flags = own + [parameter for _, parameters in groups.values() for parameter in parameters]
+    run.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in flags}
     del run.__wrapped__  # annotations are read through it otherwise
     return run
 
 
-def _engine_parameters() -> list[inspect.Parameter]:
-    hints = get_type_hints(EngineOptions)
+def _option_parameters(options: type[EngineOptions | ServerOptions], group: Group) -> list[inspect.Parameter]:
+    hints = get_type_hints(options)
     return [
         _parameter(
             spec.name,
             hints[spec.name],
             spec.default,
-            group=ENGINE_GROUP,
+            group=group,
             help=spec.metadata["help"],
             alias=spec.metadata["aliases"],
             env_var=ENVIRONMENT_PREFIX + spec.name.upper(),
         )
-        for spec in dataclasses.fields(EngineOptions)
+        for spec in dataclasses.fields(options)
     ]
 
 

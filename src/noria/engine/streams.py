@@ -80,6 +80,7 @@ class AsyncEngine:
         self._on_death = on_death
         self._streams: dict[str, EventStream] = {}  # by sequence
         self._flush_is_due = False
+        self._is_shut_down = False
         self._idle = asyncio.Event()
         self._idle.set()
         self.error: EngineError | None = None
@@ -141,6 +142,7 @@ class AsyncEngine:
 
     def shut_down(self) -> None:
         """Stops listening; the client is closed by its owner."""
+        self._is_shut_down = True
         self._loop.remove_reader(self._client.fileno())
         self._loop.remove_reader(self._client.process.sentinel)
 
@@ -152,7 +154,7 @@ class AsyncEngine:
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        if self.error is None:
+        if self.error is None and not self._is_shut_down:
             self._take_events()
 
     def _take_events(self) -> None:
@@ -175,13 +177,16 @@ class AsyncEngine:
         while self.error is None:
             self._take_events()  # the last words first; when there are none left, poll raises
 
+    def fail_all(self, error: EngineError) -> None:
+        """Ends every stream with `error`, for its reader to pass on."""
+        for request_id, stream in list(self._streams.items()):
+            stream.fail(error)
+            self.finish(stream, request_id, FinishReason.ABORT)
+
     def _die(self, error: EngineError) -> None:
         self.error = error
         self.shut_down()
-        for stream in list(self._streams.values()):
-            stream.fail(error)
-        self._streams.clear()
-        self._note_idle()
+        self.fail_all(error)
         if self._on_death is not None:
             self._on_death(error)
 

@@ -1,0 +1,19 @@
+"""`noria serve`: an OpenAI-compatible server for one model."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from noria.cli.common import LogLevel, ModelArgument, log_to_stderr
+from noria.config import EngineOptions, ServerOptions
+
+
+def serve(
+    model: ModelArgument = None, *, log_level: LogLevel = "info", server: ServerOptions, engine: EngineOptions
+) -> None:
+    """Serve a model over OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics."""
+    log_to_stderr(log_level)
+    from noria.server import run
+
+    sys.exit(run.serve(partial(run.open_served, model, engine), server))

@@ -1,0 +1,116 @@
+"""`/v1/chat/completions`: its messages in, its choices and chunks out. No engine, no HTTP."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from noria.core.plan import TokenLogprobs
+from noria.sampling import SamplingParams
+from noria.server.bodies import ChatBody
+from noria.server.errors import ApiError
+from noria.server.generation import Generation, News, Usage
+from noria.text.chat import encode_chat
+from noria.text.tokenizer import Tokenizer
+
+
+class ChatApi:
+    """How one request to this endpoint is understood and answered."""
+
+    body_type = ChatBody
+    renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
+
+    def __init__(self, body: ChatBody, tokenizer: Tokenizer, model: str) -> None:
+        self.body = body
+        self._tokenizer = tokenizer
+        self._model = model
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        if body.max_completion_tokens is not None:
+            self.renamed = self.renamed | {"max_tokens": "max_completion_tokens"}
+
+    def sampling(self) -> SamplingParams:
+        body = self.body
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value")
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        return body.sampling(logprobs=(body.top_logprobs or 0) if body.logprobs else None, max_tokens=max_tokens)
+
+    def encode_prompts(self) -> list[list[int]]:
+        generation_prompt = self.body.add_generation_prompt
+        return [
+            encode_chat(
+                self._tokenizer,
+                self.body.messages,
+                add_generation_prompt=True if generation_prompt is None else generation_prompt,
+                template_kwargs=self.body.chat_template_kwargs,
+            )
+        ]
+
+    def opening(self, num_choices: int) -> list[bytes]:
+        """A chunk for each choice that says who speaks."""
+        return [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(num_choices)]
+
+    def chunk(self, news: News) -> bytes:
+        """One chunk for one piece of news."""
+        return self._chunk(
+            news.choice,
+            {"content": news.text} if news.text else {},
+            logprobs=None if news.logprobs is None else self._logprobs(news.logprobs),
+            finish_reason=news.finish_reason,
+            stop_reason=news.stop_reason,
+        )
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._encode("chat.completion.chunk", [], usage)
+
+    def answer(self, generation: Generation) -> bytes:
+        choices = [
+            {
+                "index": i,
+                "message": {"role": "assistant", "content": output.text, "refusal": None},
+                "logprobs": None if output.logprobs is None else self._logprobs(output.logprobs),
+                "finish_reason": output.finish_reason,
+                "stop_reason": output.stop_reason,
+            }
+            for i, output in enumerate(generation.outputs)
+        ]
+        return self._encode("chat.completion", choices, generation.usage)
+
+    def _chunk(self, index: int, delta: dict[str, Any], **rest: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | rest
+        return self._encode("chat.completion.chunk", [choice])
+
+    def _encode(self, kind: str, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
+        content: dict[str, Any] = {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        if usage is not None:
+            content["usage"] = usage
+        return msgspec.json.encode(content)
+
+    def _logprobs(self, positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        return {
+            "content": [
+                self._token(position.token_id, position.logprob)
+                | {"top_logprobs": [self._token(token_id, value) for token_id, value in position.top]}
+                for position in positions
+            ],
+            "refusal": None,
+        }
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """A token's text, and its exact bytes: half a character has bytes, but no text."""
+        return {
+            "token": self._tokenizer.decode([token_id], skip_special_tokens=False),
+            "logprob": logprob,
+            "bytes": list(self._tokenizer.token_bytes(token_id)),
+        }

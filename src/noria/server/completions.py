@@ -1,0 +1,122 @@
+"""`/v1/completions`: its prompts in, its choices and chunks out. No engine, no HTTP."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from noria.core.plan import TokenLogprobs
+from noria.sampling import SamplingParams
+from noria.server.bodies import CompletionBody
+from noria.server.errors import ApiError
+from noria.server.generation import Generation, News, Usage
+from noria.text.tokenizer import Tokenizer
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Parallel lists, one entry per token; `text_offset` counts characters from the beginning of the answer."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class CompletionsApi:
+    """How one request to this endpoint is understood and answered."""
+
+    body_type = CompletionBody
+    renamed: dict[str, str] = {}
+
+    def __init__(self, body: CompletionBody, tokenizer: Tokenizer, model: str) -> None:
+        self.body = body
+        self._tokenizer = tokenizer
+        self._model = model
+        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._offsets: dict[int, int] = {}
+
+    def sampling(self) -> SamplingParams:
+        return self.body.sampling(logprobs=self.body.logprobs, max_tokens=self.body.max_tokens)
+
+    def encode_prompts(self) -> list[list[int]]:
+        """Token ids of each prompt. A text may hold special tokens, as with other servers."""
+        prompt = self.body.prompt
+        if isinstance(prompt, str):
+            return [self._tokenizer.encode(prompt)]
+        if not prompt:
+            raise ApiError(400, "prompt is an empty list", param="prompt", code="invalid_value")
+        if all(isinstance(part, int) for part in prompt):
+            return [prompt]  # type: ignore[list-item]
+        kinds = {type(part) for part in prompt}
+        if len(kinds) > 1:
+            raise ApiError(400, "prompt mixes texts and token ids", param="prompt", code="invalid_type")
+        return [self._tokenizer.encode(part) if isinstance(part, str) else list(part) for part in prompt]  # type: ignore[arg-type]
+
+    def opening(self, num_choices: int) -> list[bytes]:
+        return []
+
+    def chunk(self, news: News) -> bytes:
+        """One chunk for one piece of news."""
+        logprobs = None
+        if news.logprobs is not None:
+            logprobs = self._logprobs(news.logprobs, self._offsets.get(news.choice, 0))
+            self._offsets[news.choice] = self._offsets.get(news.choice, 0) + sum(map(len, logprobs.tokens))
+        return self._encode([CompletionChoice(news.choice, news.text, logprobs, news.finish_reason, news.stop_reason)])
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._encode([], usage)
+
+    def answer(self, generation: Generation) -> bytes:
+        choices = [
+            CompletionChoice(
+                i,
+                output.text,
+                None if output.logprobs is None else self._logprobs(output.logprobs, 0),
+                output.finish_reason,
+                output.stop_reason,
+            )
+            for i, output in enumerate(generation.outputs)
+        ]
+        return self._encode(choices, generation.usage)
+
+    def _encode(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
+        content: dict[str, Any] = {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        if usage is not None:
+            content["usage"] = usage
+        return msgspec.json.encode(content)
+
+    def _logprobs(self, positions: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
+        logprobs = CompletionLogprobs([], [], [], [])
+        for position in positions:
+            text = self._token_text(position.token_id)
+            logprobs.text_offset.append(offset)
+            logprobs.tokens.append(text)
+            logprobs.token_logprobs.append(position.logprob)
+            # As OpenAI does, the chosen token stands in the map even when it is not among the most probable.
+            top = {self._token_text(token_id): value for token_id, value in position.top}
+            top.setdefault(text, position.logprob)
+            logprobs.top_logprobs.append(top)
+            offset += len(text)
+        return logprobs
+
+    def _token_text(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)

@@ -1,0 +1,54 @@
+"""Errors as clients see them: OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, and a status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from noria.errors import EngineError, NoriaError, RequestError
+
+
+class ApiError(Exception):
+    """Ends a request with a status and an error body. `param` names the field at fault, as the client spelled it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.content: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    @property
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.content)
+
+
+def unavailable(message: str, code: str, *, retry_after_s: int = 1) -> ApiError:
+    """503 for what will pass: loading, draining."""
+    return ApiError(
+        503, message, kind="service_unavailable_error", code=code, headers={"Retry-After": str(retry_after_s)}
+    )
+
+
+def as_api_error(error: Exception, renamed: Mapping[str, str] | None = None) -> ApiError:
+    """Any error of ours in HTTP's terms. `renamed` maps internal field names to those of the endpoint."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        param = (renamed or {}).get(error.param or "", error.param)
+        return ApiError(400, str(error), param=param, code=error.code)
+    if isinstance(error, EngineError):
+        return ApiError(500, str(error), kind="server_error", code="engine_error")
+    if isinstance(error, NoriaError):
+        return ApiError(500, str(error), kind="server_error")
+    return ApiError(500, "an internal error; the server's log has the details", kind="server_error")

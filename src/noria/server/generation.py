@@ -1,0 +1,136 @@
+"""From prompts to news of sequences: what the two generating endpoints have in common.
+
+`Generation` is one call: some prompts, `n` sequences of each. It owns their event stream, collects text through the
+one text pipeline, ends a sequence whose stop string it found, and aborts everything when it is closed early.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from noria.core.events import FinishReason, RequestEvent
+from noria.core.plan import TokenLogprobs
+from noria.engine.messages import EngineRequest
+from noria.engine.streams import AsyncEngine
+from noria.errors import EngineError
+from noria.outputs import CompletionOutput, RequestOutput, SequenceCollector
+from noria.sampling import SamplingParams
+from noria.text.tokenizer import Tokenizer
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Token counts of a call. A prompt counts once, however many sequences it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What one event added to one choice; with a `finish_reason`, the last of it."""
+
+    choice: int
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+    @property
+    def is_worth_telling(self) -> bool:
+        return bool(self.text or self.logprobs or self.finish_reason)
+
+
+class Generation:
+    """One call's sequences. Choices are numbered prompt by prompt, `n` to each. Use as a context manager."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int],
+        prompts: Sequence[list[int]],
+        sampling: SamplingParams,
+        *,
+        max_pending: int | None = None,
+        on_overflow: Callable[[], None] | None = None,
+    ) -> None:
+        """Submits everything, or raises `RequestError` and submits nothing. See `AsyncEngine.open` for the rest."""
+        self._engine = engine
+        self.results = [RequestOutput(prompt_token_ids=prompt) for prompt in prompts]
+        self._choices: dict[str, tuple[int, SequenceCollector]] = {}
+        requests = []
+        call_id = uuid.uuid4().hex  # never a client's id: two calls may bring the same one
+        for number, result in enumerate(self.results):
+            for index in range(sampling.n):
+                choice = number * sampling.n + index
+                request = EngineRequest(
+                    request_id=f"{call_id}-{choice}",
+                    prompt_token_ids=tuple(result.prompt_token_ids),
+                    sampling=sampling,
+                    index=index,
+                )
+                collector = SequenceCollector(tokenizer, eos_token_ids, sampling, result, index)
+                self._choices[request.request_id] = choice, collector
+                requests.append(request)
+        self._stream = engine.open(requests, max_pending=max_pending, on_overflow=on_overflow)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engine.close(self._stream)
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """All choices in order."""
+        return [output for result in self.results for output in result.outputs]
+
+    @property
+    def usage(self) -> Usage:
+        num_prompt = sum(result.num_prompt_tokens for result in self.results)
+        num_completion = sum(result.num_completion_tokens for result in self.results)
+        num_cached = sum(result.num_cached_tokens for result in self.results)
+        return Usage(num_prompt, num_completion, num_prompt + num_completion, PromptTokensDetails(num_cached))
+
+    async def news(self) -> AsyncIterator[list[News]]:
+        """Everything that is new, bunch by bunch, until all sequences have ended. Raises `EngineError`."""
+        async for events in self._stream:
+            yield [self._take(event) for event in events if not self._is_over(event)]
+
+    async def wait(self) -> None:
+        """Runs to the end without looking at the news."""
+        async for _ in self.news():
+            pass
+
+    def _is_over(self, event: RequestEvent) -> bool:
+        """Whether the event belongs to a sequence that a stop string has ended already."""
+        return self._choices[event.request_id][1].is_finished
+
+    def _take(self, event: RequestEvent) -> News:
+        choice, collector = self._choices[event.request_id]
+        delta = collector.add(event)
+        if event.finish_reason is FinishReason.ERROR:
+            raise EngineError(event.error or "the engine failed")
+        if collector.is_finished and event.finish_reason is None:  # a stop string: the engine does not know yet
+            self._engine.finish(self._stream, event.request_id, FinishReason.STOP)
+        return News(
+            choice=choice,
+            text=delta.text,
+            logprobs=None if collector.output.logprobs is None else event.logprobs[: delta.num_tokens],
+            finish_reason=collector.output.finish_reason,
+            stop_reason=collector.output.stop_reason,
+        )

@@ -1,0 +1,195 @@
+"""`noria serve` from the first line to the exit code: bind, load, serve, drain.
+
+The port is bound and answering (503, loading) before the model is loaded. The first SIGTERM or SIGINT stops new
+requests at once and lets running ones finish within the limit; the second ends everything now. If the engine dies,
+every waiting client is told, and the process ends with a non-zero code, for a supervisor to start it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import uvicorn
+
+from noria.config import EngineOptions, ServerOptions
+from noria.engine.process import BuildEngine
+from noria.engine.process_client import ProcessClient
+from noria.engine.streams import AsyncEngine
+from noria.errors import EngineError, NoriaError, OptionError
+from noria.server.app import create_app
+from noria.server.state import Phase, ServerState
+from noria.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED, EXIT_FORCED = 0, 1, 130
+
+SEND_BUFFER_BYTES = 128 * 1024
+"""What the kernel may hold for one client; beyond it a slow reader is noticed and does not cost memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is to be served: how to build the engine, and what the front needs of the model."""
+
+    name: str
+    build: BuildEngine
+    load_tokenizer: Callable[[], Tokenizer]
+
+
+def open_served(model: str | None, engine: EngineOptions) -> Served:
+    """The model to serve, fetched if it must be. Raises `ModelError`."""
+    from noria.assembly import build_core
+    from noria.files.sources import open_model
+    from noria.text.tokenizer import load_tokenizer
+
+    files = open_model(model, report=logger.info)
+    return Served(files.name, partial(build_core, str(files.path), engine), partial(load_tokenizer, files.tokenizer))
+
+
+def serve(open_model: Callable[[], Served], options: ServerOptions) -> int:
+    """Serves until told to stop; returns the exit code. Raises `OptionError` if the address cannot be bound."""
+    with contextlib.closing(_bind(options.host, options.port)) as listener:
+        return asyncio.run(_Server(open_model, options, listener).run())
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # accepted sockets inherit it
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OptionError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
+        ) from error
+    return listener
+
+
+class _UvicornServer(uvicorn.Server):
+    """Leaves signals to us: draining needs the listener open and the loop running."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server:
+    def __init__(self, open_model: Callable[[], Served], options: ServerOptions, listener: socket.socket) -> None:
+        self._open_model = open_model
+        self._options = options
+        self._listener = listener
+        self._state = ServerState(options)
+        self._client: ProcessClient | None = None
+        self._exit_code = EXIT_OK
+        self._num_signals = 0
+        self._draining: asyncio.Task[None] | None = None
+        self._uvicorn = _UvicornServer(
+            uvicorn.Config(
+                create_app(self._state),
+                log_config=None,
+                access_log=options.access_log,
+                lifespan="off",
+                timeout_graceful_shutdown=5,
+                backlog=2048,
+            )
+        )
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        starting = asyncio.create_task(self._start())
+        try:
+            await self._uvicorn.serve(sockets=[self._listener])
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+        finally:
+            if self._state.engine is not None and self._state.engine.error is None:
+                self._state.engine.shut_down()
+            if self._client is not None:
+                self._client.close()
+        return self._exit_code
+
+    async def _start(self) -> None:
+        started_s = time.monotonic()
+        try:
+            served = await asyncio.to_thread(self._open_model)
+            self._state.names = self._options.served_model_name or (served.name,)
+            self._client = await asyncio.to_thread(ProcessClient, served.build)
+            self._state.tokenizer, self._state.config = await asyncio.gather(
+                asyncio.to_thread(served.load_tokenizer),
+                asyncio.to_thread(self._client.wait_ready, logger.info),
+            )
+            self._state.engine = AsyncEngine(self._client, on_death=self._on_engine_death)
+        except NoriaError as error:
+            self._fail(str(error))
+        except Exception as error:
+            logger.exception("the server could not start")
+            self._fail(f"{type(error).__name__}: {error}")
+        else:
+            if self._state.phase is Phase.LOADING:
+                self._state.phase = Phase.READY
+                self._announce(time.monotonic() - started_s)
+
+    def _announce(self, took_s: float) -> None:
+        host, port = self._listener.getsockname()[:2]
+        host = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
+        url = f"http://{host}:{port}"
+        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+        print(
+            f"Noria serves {self._state.names[0]} at {url} after {took_s:.1f} s. Try: "
+            f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _fail(self, message: str) -> None:
+        print(f"noria: {message}", file=sys.stderr, flush=True)
+        self._state.phase = Phase.FAILED
+        self._exit_code = EXIT_FAILED
+        self._uvicorn.should_exit = True
+
+    def _on_engine_death(self, error: EngineError) -> None:
+        if self._state.phase is not Phase.FAILED:
+            self._fail(str(error))  # open requests are being told so; uvicorn waits for their answers
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        if self._num_signals > 1 or self._state.phase in (Phase.LOADING, Phase.FAILED):
+            self._stop_now()
+        else:
+            self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        engine = self._state.engine
+        assert engine is not None
+        self._state.phase = Phase.DRAINING
+        logger.info("draining: %d sequences under way, at most %.0f s", engine.num_unfinished, self._options.drain_s)
+        try:
+            await asyncio.wait_for(engine.wait_idle(), self._options.drain_s)
+        except TimeoutError:
+            logger.warning("%d sequences did not finish in time and are cut", engine.num_unfinished)
+            engine.fail_all(EngineError("the server shut down before the answer was complete"))
+        self._uvicorn.should_exit = True
+
+    def _stop_now(self) -> None:
+        logger.warning("stopping now")
+        self._exit_code = EXIT_FORCED if self._num_signals > 1 else EXIT_OK
+        self._uvicorn.should_exit = True
+        self._uvicorn.force_exit = True
+        if self._client is not None:
+            self._client.process.kill()

@@ -1,0 +1,73 @@
+"""What the routes share: which phase the server is in, the engine once it is up, and the names it goes by."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from noria.config import SchedulerConfig, ServerOptions
+from noria.engine.streams import AsyncEngine
+from noria.server.errors import ApiError, unavailable
+from noria.text.tokenizer import Tokenizer
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class ServerState:
+    """One server. `names` are the ids the model is served under, the first being the one it calls itself."""
+
+    options: ServerOptions
+    names: tuple[str, ...] = ()
+    phase: Phase = Phase.LOADING
+    engine: AsyncEngine | None = None
+    tokenizer: Tokenizer | None = None
+    config: SchedulerConfig | None = None
+    started_s: float = field(default_factory=time.time)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.config.eos_token_ids if self.config is not None else ()
+
+    def trouble(self) -> str | None:
+        """Why the server is not healthy, or None."""
+        if self.phase is not Phase.READY:
+            return str(self.phase)
+        if self.engine is not None:
+            if self.engine.error is not None:
+                return str(self.engine.error)
+            silence_s = self.engine.silence_s()
+            if silence_s > self.options.health_stall_s:
+                return f"the engine's loop has not advanced for {silence_s:.1f} s"
+        return None
+
+    def check_ready(self) -> None:
+        """Raises `ApiError` 503 with Retry-After unless new requests are taken."""
+        match self.phase:
+            case Phase.LOADING:
+                raise unavailable("the model is still loading", "loading")
+            case Phase.DRAINING:
+                raise unavailable("the server is shutting down", "draining")
+            case Phase.FAILED:
+                raise unavailable("the engine has failed; the server is going down", "engine_dead")
+            case Phase.READY:
+                return
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer under. Raises `ApiError` 404 for a model that is not served."""
+        if name is None or name == "":
+            return self.names[0]
+        if name not in self.names:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; there is {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return name
