@@ -21,17 +21,15 @@ from noria.text.tokenizer import Tokenizer
 class ChatApi:
     """How one request to this endpoint is understood and answered."""
 
-    body_type = ChatBody
-    renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
-
     def __init__(self, body: ChatBody, tokenizer: Tokenizer, model: str) -> None:
         self.body = body
+        self.renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
         self._tokenizer = tokenizer
         self._model = model
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         if body.max_completion_tokens is not None:
-            self.renamed = self.renamed | {"max_tokens": "max_completion_tokens"}
+            self.renamed["max_tokens"] = "max_completion_tokens"
 
     def sampling(self) -> SamplingParams:
         body = self.body

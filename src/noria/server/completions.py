@@ -37,11 +37,9 @@ class CompletionChoice(msgspec.Struct):
 class CompletionsApi:
     """How one request to this endpoint is understood and answered."""
 
-    body_type = CompletionBody
-    renamed: dict[str, str] = {}
-
     def __init__(self, body: CompletionBody, tokenizer: Tokenizer, model: str) -> None:
         self.body = body
+        self.renamed: dict[str, str] = {}
         self._tokenizer = tokenizer
         self._model = model
         self._id = f"cmpl-{uuid.uuid4().hex}"

@@ -71,8 +71,8 @@ class GenerationEndpoint:
             leaving.cancel()
             answering.cancel()  # no-op if it is done; otherwise it aborts what it started
             await asyncio.wait({answering, leaving})
-        if not answering.cancelled() and (error := answering.exception()) is not None:
-            raise error
+        if not answering.cancelled():
+            answering.result()
 
     def prepare(self, raw: bytes) -> tuple[GenerationBody, Api, list[str]]:
         """Everything that can be refused before anything is started."""

@@ -78,6 +78,12 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _say(line: str) -> None:
+    """To the person at the terminal, whatever the log level."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 class _UvicornServer(uvicorn.Server):
     """Leaves signals to us: draining needs the listener open and the loop running."""
 
@@ -150,15 +156,13 @@ class _Server:
         host = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
         url = f"http://{host}:{port}"
         body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
-        print(
+        _say(
             f"Noria serves {self._state.names[0]} at {url} after {took_s:.1f} s. Try: "
-            f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'",
-            file=sys.stderr,
-            flush=True,
+            f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
         )
 
     def _fail(self, message: str) -> None:
-        print(f"noria: {message}", file=sys.stderr, flush=True)
+        _say(f"noria: {message}")
         self._state.phase = Phase.FAILED
         self._exit_code = EXIT_FAILED
         self._uvicorn.should_exit = True
