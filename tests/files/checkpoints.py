@@ -1,4 +1,4 @@
-"""Small model files for the tests of `noria.files`, written without torch: GGUF, safetensors, Hugging Face directories."""
+"""Small model files for the tests of `noria.files`, written without torch: GGUF and Hugging Face directories."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_gguf(
     architecture: str = "llama",
     alignment: int | None = None,
 ) -> Path:
-    """Writes a GGUF file with the package's own writer. Arrays are float32 or float16, or uint8 with the encoding named."""
+    """Writes a GGUF file with the package's writer. Arrays are float32, float16, or uint8 with the encoding named."""
     writer = gguf.GGUFWriter(path, architecture)
     if alignment is not None:
         writer.add_custom_alignment(alignment)
@@ -90,7 +90,12 @@ def tiny_gguf_tensors(rows: int = 32) -> dict[str, tuple[Array, gguf.GGMLQuantiz
 
 def vocabulary_metadata(tokens: Sequence[str], types: Sequence[int], **more: Any) -> dict[str, Any]:
     """Tokenizer metadata of a GGUF file; `more` are further `tokenizer.ggml.*` fields."""
-    fields: dict[str, Any] = {"model": "gpt2", "pre": "smollm", "tokens": list(tokens), "token_type": list(types)} | more
+    fields: dict[str, Any] = {
+        "model": "gpt2",
+        "pre": "smollm",
+        "tokens": list(tokens),
+        "token_type": list(types),
+    } | more
     return {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
 
 
@@ -99,7 +104,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, Array]]) -> P
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, (encoding, data) in tensors.items():
-        header[name] = {"dtype": encoding, "shape": list(data.shape), "data_offsets": [position, position + data.nbytes]}
+        header[name] = {
+            "dtype": encoding,
+            "shape": list(data.shape),
+            "data_offsets": [position, position + data.nbytes],
+        }
         position += data.nbytes
     return write_raw_safetensors(path, header, b"".join(data.tobytes() for _, data in tensors.values()))
 
@@ -129,6 +138,8 @@ SHARDS: dict[str, dict[str, tuple[str, Array]]] = {
         "lm_head.weight": ("BF16", np.arange(512, dtype=np.uint16).reshape(32, 16)),
     },
 }
+
+ALL_TENSORS: dict[str, tuple[str, Array]] = {name: t for tensors in SHARDS.values() for name, t in tensors.items()}
 
 
 def write_sharded(path: Path) -> Path:

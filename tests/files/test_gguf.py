@@ -1,4 +1,4 @@
-"""GGUF reader and dequantisation against the gguf package's own reader, on files written here and on the default model."""
+"""GGUF reader and dequantisation against the gguf package's own, on files written here and on the default model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from files.checkpoints import TINY_LLAMA_GGUF, tiny_gguf_tensors, vocabulary_metadata, write_gguf
 from gguf.quants import dequantize, quantize
 
+from files.checkpoints import TINY_LLAMA_GGUF, tiny_gguf_tensors, vocabulary_metadata, write_gguf
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files import gguf_format
 from noria.files.gguf import GgufModel
@@ -38,7 +38,7 @@ def encoded(name: str, rows: int, columns: int) -> np.ndarray[Any, Any]:
 
 
 def assert_same_as_package(path: Path) -> gguf.GGUFReader:
-    """Names, order, shapes, encodings and values, tensor by tensor. Returns the package's reader, which is slow to open."""
+    """Names, order, shapes, encodings and values. Returns the package's reader, which is slow to open."""
     ours, theirs = GgufModel(path), gguf.GGUFReader(path)
     assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
     for tensor in theirs.tensors:
@@ -187,3 +187,14 @@ def test_split_files_are_refused(tmp_path: Path) -> None:
                 GgufModel(path)
         else:
             GgufModel(path)
+
+
+def test_llama3_scaling_is_read_from_its_tensor(tmp_path: Path) -> None:
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    tensors = tiny_gguf_tensors() | {"rope_freqs.weight": (factors, None)}
+    rope = GgufModel(write_gguf(tmp_path / "m.gguf", tensors)).config.rope
+    assert (rope.scaling, rope.frequency_factors) == ("factors", tuple(factors.tolist()))
+    for bad in (0.0, -1.0, np.inf, np.nan):
+        factors[3] = bad
+        with pytest.raises(ModelFileError, match=r"'rope_freqs\.weight' should hold positive float32 numbers"):
+            GgufModel(write_gguf(tmp_path / "m.gguf", tensors))

@@ -1,12 +1,12 @@
-"""ModelConfig from both kinds of description: every spelling that occurs, and refusal of what would go wrong silently."""
+"""ModelConfig from both kinds of description: all spellings, and refusal of what would go wrong silently."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from files.checkpoints import TINY_LLAMA_GGUF, TINY_LLAMA_JSON
 
+from files.checkpoints import TINY_LLAMA_GGUF, TINY_LLAMA_JSON
 from noria.errors import ModelError, ModelFileError, UnsupportedError
 from noria.files.model import ModelConfig, RopeConfig
 from noria.files.model_config import config_from_gguf, config_from_json
@@ -49,7 +49,9 @@ def test_gguf_fields() -> None:
     assert from_gguf(architecture="qwen2").architecture == "qwen2"
     assert from_gguf({"llama.rope.freq_base": 1e6}).rope.theta == 1e6
     assert from_gguf({"llama.attention.head_count_kv": ABSENT}).num_kv_heads == 4
-    lengths = {f"llama.{name}": 32 for name in ("attention.key_length", "attention.value_length", "rope.dimension_count")}
+    lengths = {
+        f"llama.{name}": 32 for name in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    }
     assert from_gguf(lengths).head_dim == 32
 
 
@@ -85,8 +87,14 @@ ROPE = [
     ({}, RopeConfig(theta=50_000.0)),
     ({"rope_theta": ABSENT}, RopeConfig(theta=10_000.0)),
     ({"rope_scaling": None}, RopeConfig(theta=50_000.0)),
-    ({"rope_scaling": {"type": "linear", "factor": 2}}, RopeConfig(theta=50_000.0, scaling="linear", parameters={"factor": 2.0})),
-    ({"rope_scaling": {"rope_type": "llama3"} | LLAMA3}, RopeConfig(theta=50_000.0, scaling="llama3", parameters=LLAMA3)),
+    (
+        {"rope_scaling": {"type": "linear", "factor": 2}},
+        RopeConfig(theta=50_000.0, scaling="linear", parameters={"factor": 2.0}),
+    ),
+    (
+        {"rope_scaling": {"rope_type": "llama3"} | LLAMA3},
+        RopeConfig(theta=50_000.0, scaling="llama3", parameters=LLAMA3),
+    ),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "rope_theta": ABSENT}, RopeConfig(theta=7.0)),
     ({"rope_parameters": {"rope_theta": 7.0}}, RopeConfig(theta=7.0)),
     (
@@ -112,7 +120,10 @@ def test_rope_spellings(changes: dict[str, Any], expected: RopeConfig) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "type 'yarn' is not supported; supported: none (default), linear"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "type 'yarn' is not supported; supported: none (default), linear",
+        ),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -140,10 +151,8 @@ REQUIRED = (
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-@pytest.mark.parametrize("value", [ABSENT, None, 0, -1, "12", [3], True, float("nan"), 2**70])
+@pytest.mark.parametrize("value", [ABSENT, None, 0, -1, "12", [3], True, float("nan"), float("inf")])
 def test_json_field_missing_or_wrong(name: str, value: Any) -> None:
-    if name == "rms_norm_eps" and value == 2**70:
-        return  # absurd, and a positive number
     with pytest.raises(ModelFileError, match=rf"config\.json: field '{name}'"):
         from_json(**{name: value})
 
@@ -151,6 +160,7 @@ def test_json_field_missing_or_wrong(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"vocab_size": 2**70}, "field 'vocab_size' should be a positive integer"),
         ({"hidden_size": 18}, "hidden_size 18 is not a multiple of num_attention_heads 4"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot be shared evenly by 3 KV heads"),
         ({"head_dim": 5}, "a head of 5 values is odd"),
@@ -195,8 +205,16 @@ def test_gguf_rope() -> None:
         ({"llama.attention.value_length": 8}, UnsupportedError, "llama.attention.value_length"),
         ({"general.type": "adapter"}, UnsupportedError, "general.type 'adapter'"),
         ({"llama.block_count": ABSENT}, ModelFileError, "m.gguf: field 'llama.block_count' is missing"),
-        ({"llama.embedding_length": "64"}, ModelFileError, "field 'llama.embedding_length' should be a positive integer"),
-        ({"llama.vocab_size": 31}, ModelFileError, "'token_embd.weight' has 32 rows, but field 'llama.vocab_size' says 31"),
+        (
+            {"llama.embedding_length": "64"},
+            ModelFileError,
+            "field 'llama.embedding_length' should be a positive integer",
+        ),
+        (
+            {"llama.vocab_size": 31},
+            ModelFileError,
+            "'token_embd.weight' has 32 rows, but field 'llama.vocab_size' says 31",
+        ),
         ({"general.architecture": 3}, ModelFileError, "field 'general.architecture' should be a string"),
     ],
 )
