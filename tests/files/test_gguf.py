@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +135,6 @@ def test_default_model_equals_the_package(default_model_path: Path) -> None:
     assert vocabulary is not None
     assert (vocabulary.model, vocabulary.pre, len(vocabulary.tokens)) == ("gpt2", "smollm", 49152)
     assert model.tokenizer.chat_template is not None
-
-
-def test_opening_the_default_model_reads_no_weights(default_model_path: Path) -> None:
-    """A bound so loose that only reading string arrays through numpy (seconds) exceeds it, not a busy machine."""
-    start = time.perf_counter()
-    GgufModel(default_model_path)
-    assert time.perf_counter() - start < 1.5
 
 
 def test_missing_tensor_is_named(tmp_path: Path) -> None:
