@@ -15,12 +15,18 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding. `scaling` is the Hugging Face kind: None, "linear" or "llama3"."""
+    """Rotary position embedding. `scaling` is the Hugging Face kind: None, "linear" or "llama3"; or "factors".
+
+    "factors" is how GGUF files store llama3 scaling: already worked out, one divisor for each inverse frequency
+    (`rope_freqs.weight`), so that inverse frequency i is `theta ** (-2i / head_dim) / frequency_factors[i]`.
+    """
 
     theta: float = 10_000.0
     scaling: str | None = None
     parameters: Mapping[str, float] = field(default_factory=dict)
     """For linear: factor. For llama3: factor, low_freq_factor, high_freq_factor, original_max_position_embeddings."""
+    frequency_factors: tuple[float, ...] = ()
+    """For "factors" only: head_dim / 2 positive numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +122,15 @@ class ModelFiles(Protocol):
         """By the file's own names: `blk.0.attn_q.weight` in GGUF, `model.layers.0.self_attn.q_proj.weight` else."""
 
     @property
-    def tokenizer(self) -> TokenizerFiles: ...
+    def tokenizer(self) -> TokenizerFiles:
+        """Raises ModelFileError when the model has none: weights alone can be opened and run."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """All ids that end a sequence (config, generation config, tokenizer: EOS and end of turn), ascending."""
 
     def read(self, name: str) -> HostTensor:
-        """The tensor's values, dequantised to float32 if its encoding is a quantised one. Raises ModelFileError."""
+        """The tensor's values, dequantised to float32 if its encoding is a quantised one. Raises ModelFileError.
+
+        The array may be a read-only view of the mapped file: copy before writing.
+        """
