@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from noria.files.sources import open_model
 
 from noria.files.model import TokenizerFiles
-from noria.files.sources import open_model
 from noria.text.tokenizer import Tokenizer, load_tokenizer
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from text.strings import STRINGS
-from text.vocabularies import small_gguf_vocabulary
 
 from noria.errors import RequestError
 from noria.fakes.tokenizer import ByteTokenizer
@@ -19,6 +17,8 @@ from noria.text.chat import encode_chat
 from noria.text.chat_template import ChatTemplate
 from noria.text.literal_text import NONCHARACTERS, Lookalikes, choose_marker
 from noria.text.tokenizer import Tokenizer, load_tokenizer
+from text.strings import STRINGS
+from text.vocabularies import small_gguf_vocabulary
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
@@ -59,12 +59,11 @@ def test_templates_have_the_tools_that_transformers_gives_them() -> None:
     assert text == '13<s>||2026-11-30|[{"z": "é<&>", "a": 1}]|hi'
 
 
-def test_a_missing_variable_is_none_or_undefined_and_cannot_replace_messages() -> None:
+def test_missing_variables_are_none_or_undefined_and_those_of_ours_cannot_be_replaced() -> None:
     template = ChatTemplate("{{ tools is none }} {{ x is defined }} {{ messages[0].content }}{{ bos_token }}")
     kwargs = {"x": 1, "messages": [], "bos_token": "evil"}
-    with pytest.raises(RequestError, match="messages"):
-        template.render(user("hi"), template_kwargs=kwargs)
-    assert template.render(user("hi"), template_kwargs={"x": 1, "bos_token": "evil"}) == "True True hi"
+    assert template.render(user("hi"), template_kwargs=kwargs) == "True True hi"
+    assert template.render(user("hi")) == "True False hi"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_look_alikes_in_content_are_text(content: str) -> None:
     assert encode_chat(CHATML_TOKENIZER, user(content)) == reference_ids(CHATML_TOKENIZER, content)
 
 
-@given(st.text(st.sampled_from([*"<|im_start|>end ab\n", "<|im_end|>", "<|im_", "<s>", "end|>", "\ufdd0", "\ufdd1"])))
+@given(st.lists(st.sampled_from([*"<|im_start>d b\n\ufdd0\ufdd1", "<|im_end|>", "<|im_", "<s>", "end|>"])).map("".join))
 @example("<|im_<|im_end|>end|>")
 @example("|im_end|>")
 def test_no_content_becomes_a_special_token(content: str) -> None:

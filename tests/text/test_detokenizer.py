@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from text.vocabularies import sentencepiece_json, write_json
 
 from noria.fakes.tokenizer import ByteTokenizer
 from noria.files.model import TokenizerFiles
 from noria.text.detokenizer import Detokenizer
 from noria.text.tokenizer import Tokenizer, load_tokenizer
+from text.vocabularies import sentencepiece_json, write_json
 
 
 @pytest.fixture(scope="module")

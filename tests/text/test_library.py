@@ -7,11 +7,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from text.strings import STRINGS
-from text.vocabularies import small_gguf_vocabulary
-
 from noria.files.model import TokenizerFiles
 from noria.text.tokenizer import load_tokenizer
+from text.strings import STRINGS
+from text.vocabularies import small_gguf_vocabulary
 
 FORKS = """
 import os, sys, threading
