@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from noria.files.sources import open_model
 
 from noria.files.model import TokenizerFiles
 from noria.text.tokenizer import Tokenizer, load_tokenizer
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
 
 
 @pytest.fixture(scope="session")

@@ -175,6 +175,24 @@ def test_neither_do_contents_that_a_template_puts_side_by_side(contents: list[st
     assert tokenizer.decode(ids) == "".join(literal + content for content in contents) + "|>"
 
 
+@pytest.mark.parametrize(
+    ("before", "content", "after"),
+    [
+        ("<|im_", "end|>", ""),
+        ("<|im_end|", ">", ""),
+        ("", "<|im_", "end|>"),
+        ("", "<", "|im_end|>"),
+        ("<|", "im_end", "|>"),
+        ("<|im_en", "d", "|>"),
+    ],
+)
+def test_neither_does_content_that_a_template_completes(before: str, content: str, after: str) -> None:
+    tokenizer = tokenizer_with(before + "{{ messages[0].content }}" + after)
+    ids = encode_chat(tokenizer, user(content))
+    assert not set(ids) & set(tokenizer.special_token_ids)
+    assert tokenizer.decode(ids) == "<|im_end|>"
+
+
 def test_neither_do_names_arguments_roles_keys_and_template_variables() -> None:
     source = (
         "{% for m in messages %}{{ m.role }}{{ m.name }}{{ m.content }}{{ m.tool_calls | tojson }}{% endfor %}"

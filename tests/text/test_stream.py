@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -23,32 +24,37 @@ class Expected:
 
 def naive(ids: list[int], sampling: SamplingParams) -> Expected:
     """Looks at the whole text after each token; what the pipeline must amount to."""
-    silent = set() if sampling.include_stop_str_in_output else {*sampling.stop_token_ids, TOKENIZER.EOS}
-    heard = [i for i in ids if i not in silent]
-    text = TOKENIZER.decode(heard, skip_special_tokens=sampling.skip_special_tokens)
+    unheard = set() if sampling.include_stop_str_in_output else {*sampling.stop_token_ids, TOKENIZER.EOS}
+    if sampling.skip_special_tokens:
+        unheard |= {*TOKENIZER.special_token_ids}
+    datas = [
+        b"".join(TOKENIZER.token_bytes(i) for i in ids[:num_tokens] if i not in unheard)
+        for num_tokens in range(len(ids) + 1)
+    ]
+    text = datas[-1].decode("utf-8", "replace")
     ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in sampling.stop if stop in text]
     if not ends:
         return Expected(text, len(ids), None)
     end, _, stop = min(ends)
-    text = text[:end] if sampling.include_stop_str_in_output else text[: end - len(stop)]
-    for num_tokens in range(len(ids)):
-        seen = TOKENIZER.decode(
-            [i for i in ids[: num_tokens + 1] if i not in silent], skip_special_tokens=sampling.skip_special_tokens
-        )
-        # An unfinished character at the end decodes to U+FFFD, which is not text yet.
-        if len(seen) >= end and complete(ids[: num_tokens + 1], silent, sampling, end):
-            return Expected(text, num_tokens + 1, stop)
-    return Expected(text, len(ids), stop)
+    num_tokens = next((n for n, data in enumerate(datas) if num_settled_characters(data) >= end), len(ids))
+    return Expected(text[: end if sampling.include_stop_str_in_output else end - len(stop)], num_tokens, stop)
 
 
-def complete(ids: list[int], silent: set[int], sampling: SamplingParams, end: int) -> bool:
-    """Whether `end` characters are certain, whatever bytes follow."""
-    data = b"".join(
-        TOKENIZER.token_bytes(i)
-        for i in ids
-        if i not in silent and not (sampling.skip_special_tokens and i in TOKENIZER.special_token_ids)
-    )
-    return len({(data + tail).decode("utf-8", "replace")[:end] for tail in (b"", b"a", b"\x80", b"\xbf", b"\x90")}) == 1
+def num_settled_characters(data: bytes) -> int:
+    """How many characters `data` certainly begins, whatever follows: not counting one that may still be completed."""
+    for num_tail in (1, 2, 3):
+        for num_more in (1, 2, 3):
+            for more in product(b"\x80\x90\xa0\xbf", repeat=num_more):
+                if is_one_character(data[-num_tail:] + bytes(more)):
+                    return len(data[:-num_tail].decode("utf-8", "replace"))
+    return len(data.decode("utf-8", "replace"))
+
+
+def is_one_character(data: bytes) -> bool:
+    try:
+        return len(data) > 1 and len(data.decode()) == 1
+    except UnicodeDecodeError:
+        return False
 
 
 def run(ids: list[int], cuts: list[int], sampling: SamplingParams) -> tuple[Expected, list[TextDelta]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from noria.errors import ModelFileError, UnsupportedError
@@ -86,7 +86,6 @@ def test_qwen_gives_the_ids_of_the_library_and_differs_from_gguf_by_normalisatio
         assert from_gguf.encode(unicodedata.normalize("NFC", string)) == pair[0].encode(string)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_byte_level_decodes_as_the_library_does(smollm2_pair: Pair, data: st.DataObject, skip: bool) -> None:
     ours, library = smollm2_pair
@@ -94,7 +93,6 @@ def test_byte_level_decodes_as_the_library_does(smollm2_pair: Pair, data: st.Dat
     assert ours.decode(ids, skip_special_tokens=skip) == library.decode(ids, skip_special_tokens=skip)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_sentencepiece_decodes_as_the_library_does(sentencepiece_pair: Pair, data: st.DataObject, skip: bool) -> None:
     """But for bytes that are not UTF-8, of which the library makes one U+FFFD each, in whole runs of byte tokens."""
