@@ -17,17 +17,19 @@ from noria.errors import EngineError, OptionError
 from noria.fakes.executor import HashExecutor
 from noria.runner.executor import Float32Array, ForwardBatch
 from noria.runner.runner import ModelRunner
+from runner import oracle
 from runner.building import admitted
 
 BLOCK, NUM_BLOCKS, MAX_LEN, VOCAB = 4, 60, 48, 64
 
 
 class Recorder(HashExecutor):
-    """Keeps the last batch it was given."""
+    """Keeps the last batch it was given and the logits it returned."""
 
     def forward(self, batch: ForwardBatch) -> Float32Array:
         self.batch = batch
-        return super().forward(batch)
+        self.logits = super().forward(batch)
+        return self.logits
 
 
 def new_runner(executor: HashExecutor | None = None, **changes: Any) -> ModelRunner:
@@ -123,19 +125,22 @@ def alone(i: int) -> list[int]:
     return driver.tokens[name]
 
 
-ALONE = [alone(i) for i in range(len(KINDS))]
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """The tokens of each request when nobody else is there and it is never cut short."""
+    return [alone(i) for i in range(len(KINDS))]
 
 
-def test_the_six_requests_differ() -> None:
+def test_the_six_requests_differ(expected: list[list[int]]) -> None:
     """Else the comparisons below would say little."""
-    outputs = [tuple(tokens[-NUM_OUTPUT:]) for tokens in ALONE]
+    outputs = [tuple(tokens[-NUM_OUTPUT:]) for tokens in expected]
     assert len(set(outputs)) == len(outputs)
     assert all(len(set(output)) > 3 for output in outputs)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_same_tokens_batched_chunked_left_out_and_preempted(data: st.DataObject) -> None:
+@given(data=st.data())
+def test_same_tokens_batched_chunked_left_out_and_preempted(expected: list[list[int]], data: st.DataObject) -> None:
     """Any schedule: some rows run, in chunks or whole, some wait, some are preempted and resume elsewhere."""
     driver = Driver()
     for i in range(len(KINDS)):
@@ -152,22 +157,22 @@ def test_same_tokens_batched_chunked_left_out_and_preempted(data: st.DataObject)
         chunk = data.draw(st.sampled_from((1, 3, 100)))
         driver.step({name: min(chunk, driver.left(name)) for name in names})
         for i in range(len(KINDS)):
-            if len(driver.tokens[f"r{i}"]) >= len(ALONE[i]):
+            if len(driver.tokens[f"r{i}"]) >= len(expected[i]):
                 done.add(f"r{i}")
     for name in driver.tokens:  # whatever the draws left over
-        while len(driver.tokens[name]) < len(ALONE[int(name[1:])]):
+        while len(driver.tokens[name]) < len(expected[int(name[1:])]):
             driver.step({name: driver.left(name)})
-    assert [driver.tokens[f"r{i}"][: len(ALONE[i])] for i in range(len(KINDS))] == ALONE
+    assert [driver.tokens[f"r{i}"][: len(expected[i])] for i in range(len(KINDS))] == expected
 
 
-def test_preempted_at_every_position_and_resumed_with_other_blocks() -> None:
+def test_preempted_at_every_position_and_resumed_with_other_blocks(expected: list[list[int]]) -> None:
     for i in range(len(KINDS)):
         driver, name = Driver(), f"r{i}"
         driver.add(request(i))
-        while len(driver.tokens[name]) < len(ALONE[i]):
+        while len(driver.tokens[name]) < len(expected[i]):
             driver.step({name: driver.left(name)})
             driver.preempt(name)
-        assert driver.tokens[name] == ALONE[i]
+        assert driver.tokens[name] == expected[i]
 
 
 def test_the_executor_gets_what_the_plan_says() -> None:
@@ -180,7 +185,7 @@ def test_the_executor_gets_what_the_plan_says() -> None:
             num_scheduled_tokens={"a": 3, "b": 2},
             admitted=(
                 admitted("a", [10, 11, 12, 13, 14, 15], blocks=[9, 4, 30]),  # the third block is for later
-                admitted("b", [20, 21], blocks=[2], temperature=0),
+                admitted("b", [20, 21], blocks=[2, 7], temperature=0),  # and so is this one's second
             ),
         )
     )
@@ -205,6 +210,21 @@ def test_the_executor_gets_what_the_plan_says() -> None:
     for array in (batch.token_ids, batch.positions, batch.slots, batch.query_start, batch.context_len):
         assert array.dtype == np.int32
     assert batch.block_table.dtype == batch.logit_tokens.dtype == np.int32
+
+
+def test_the_random_counter_is_the_output_position_and_the_sequence_index() -> None:
+    executor = Recorder(VOCAB)
+    runner = new_runner(executor)
+    # Resumed with two outputs: the next is output 2, whatever the prompt's length.
+    entry = admitted("a", [1, 2, 3, 4, 5], prompt=3, blocks=[1, 2, 3], seed=2**63 + 5, index=1, temperature=1.5)
+    step = StepPlan(step=1, num_scheduled_tokens={"a": 5}, admitted=(entry,))
+    for position in range(2, 6):
+        found = runner.execute(step).token_ids["a"]
+        choice = oracle.choose(executor.logits[0].tolist(), entry.sampling)
+        expected, distance = choice.pick(oracle.uniform(2**63 + 5, position, 1))
+        assert distance > 1e-5, "too near a border to compare; choose other tokens"
+        assert found == (expected,)
+        step = StepPlan(step=1, num_scheduled_tokens={"a": 1})
 
 
 def test_a_plan_without_tokens_only_forgets_rows() -> None:

@@ -98,7 +98,7 @@ def test_a_row_alone_equals_the_row_in_a_batch() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 9000), st.integers(1, 40), st.data())
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9000), st.sampled_from((1, 40, 10**6)), st.data())
 def test_largest_is_a_sorted_prefix_with_low_ids_first(
     seed: int, size: int, distinct: int, data: st.DataObject
 ) -> None:
@@ -106,6 +106,13 @@ def test_largest_is_a_sorted_prefix_with_low_ids_first(
     count = data.draw(st.one_of(st.integers(1, min(size, 300)), st.integers(1, size)))
     order = np.lexsort((np.arange(size), -values))
     assert largest(values, count).tolist() == sorted(order[:count].tolist())
+
+
+@pytest.mark.parametrize("size", [4096, 5003, 49_152])
+@pytest.mark.parametrize("count", [1, 2, 5, 50, 256, 257, 4000])
+def test_largest_of_a_long_row_without_ties(size: int, count: int) -> None:
+    values = np.random.default_rng(count).permutation(size).astype(np.float32)
+    assert largest(values, count).tolist() == np.flatnonzero(values >= size - count).tolist()
 
 
 @settings(max_examples=60, deadline=None)
