@@ -9,6 +9,14 @@ from noria.core.events import FinishReason
 from noria.core.plan import StepPlan, StepResult
 
 
+class Arrival(msgspec.Struct, frozen=True):
+    """A request that was accepted since the previous record."""
+
+    request_id: str
+    num_prompt_tokens: int
+    arrival_s: float
+
+
 class Ending(msgspec.Struct, frozen=True):
     """A request that ended since the previous record, by the engine or from outside."""
 
@@ -26,6 +34,7 @@ class StepRecord(msgspec.Struct, frozen=True):
 
     plan: StepPlan
     result: StepResult
+    arrivals: tuple[Arrival, ...]
     endings: tuple[Ending, ...]
     planned_s: float
     updated_s: float

@@ -24,7 +24,7 @@ from noria.core.draft import PlanDraft
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.plan import Limit, StepPlan, StepResult, TokenLogprobs
 from noria.core.queues import FcfsQueue, RunningList
-from noria.core.record import Ending, StepRecord
+from noria.core.record import Arrival, Ending, StepRecord
 from noria.core.request import Request, RequestState
 from noria.core.stopping import why_stopped
 from noria.kv.manager import KVManager
@@ -40,7 +40,8 @@ class Scheduler:
         self.running = RunningList()
         self.records: deque[StepRecord] = deque(maxlen=config.num_records_kept)
         self._finished_ids: list[str] = []  # told to the worker with the next plan
-        self._endings: list[Ending] = []  # told to the next record
+        self._arrivals: list[Arrival] = []  # told to the next record
+        self._endings: list[Ending] = []  # likewise
         self._num_steps = 0
         self._planned_s = 0.0
 
@@ -66,6 +67,7 @@ class Scheduler:
         assert request.request_id not in self.waiting
         request.max_tokens = judge(request.token_ids, request.sampling.max_tokens, self.config)
         request.arrival_s = now_s
+        self._arrivals.append(Arrival(request.request_id, request.num_prompt_tokens, now_s))
         self.waiting.push(request)
 
     # --- planning -------------------------------------------------------------------------------------------------
@@ -194,6 +196,7 @@ class Scheduler:
             StepRecord(
                 plan=plan,
                 result=result,
+                arrivals=tuple(self._arrivals),
                 endings=tuple(self._endings),
                 planned_s=self._planned_s,
                 updated_s=now_s,
@@ -202,6 +205,7 @@ class Scheduler:
                 num_free_blocks=self.kv.pool.num_free_blocks,
             )
         )
+        self._arrivals.clear()
         self._endings.clear()
 
     def _advance(self, request: Request, num_tokens: int) -> None:

@@ -31,7 +31,8 @@ class ProcessClient:
     """Starts `build` in a new process; call `wait_ready` before anything else."""
 
     def __init__(self, build: BuildEngine, *, on_record: Callable[[StepRecord], None] | None = None) -> None:
-        self._on_record = on_record
+        self.on_record = on_record
+        """Called with the record of every step, in order."""
         self._submit: list[EngineRequest] = []
         self._finish: list[tuple[str, FinishReason]] = []
         self._unfinished: dict[str, None] = {}
@@ -139,8 +140,8 @@ class ProcessClient:
                 break
             assert isinstance(message, EngineOutput)
             self.last_heard_s = max(self.last_heard_s, message.sent_s)
-            if message.record is not None and self._on_record is not None:
-                self._on_record(message.record)
+            if message.record is not None and self.on_record is not None:
+                self.on_record(message.record)
             events += [event for event in message.events if event.request_id in self._unfinished]
             for event in message.events:
                 if event.finish_reason is not None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import noria
+from noria.observe.prometheus import CONTENT_TYPE, metrics_page
 from noria.server.bodies import ChatBody, CompletionBody
 from noria.server.chat import ChatApi
 from noria.server.completions import CompletionsApi
@@ -36,12 +37,18 @@ def create_app(state: ServerState) -> Starlette:
     async def model(request: Request) -> Response:
         return _json(_model_card(state, state.check_model(request.path_params["name"])))
 
+    async def metrics(request: Request) -> Response:
+        # What there is to count begins with the engine; while it loads the page is empty, not an error.
+        page = metrics_page(state.stats, state.names[0]) if state.stats is not None else b""
+        return Response(page, headers={"Content-Type": CONTENT_TYPE})
+
     async def version(request: Request) -> Response:
         return _json({"version": noria.__version__})
 
     return Starlette(
         routes=[
             Route("/health", health),
+            Route("/metrics", metrics),
             Route("/version", version),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),

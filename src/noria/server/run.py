@@ -26,6 +26,7 @@ from noria.engine.process import BuildEngine
 from noria.engine.process_client import ProcessClient
 from noria.engine.streams import AsyncEngine
 from noria.errors import EngineError, NoriaError, OptionError
+from noria.observe.stats import EngineStats
 from noria.server.app import create_app
 from noria.server.state import Phase, ServerState
 from noria.text.tokenizer import Tokenizer
@@ -136,10 +137,12 @@ class _Server:
             served = await asyncio.to_thread(self._open_model)
             self._state.names = self._options.served_model_name or (served.name,)
             self._client = await asyncio.to_thread(ProcessClient, served.build)
-            self._state.tokenizer, self._state.config = await asyncio.gather(
+            self._state.tokenizer, config = await asyncio.gather(
                 asyncio.to_thread(served.load_tokenizer),
                 asyncio.to_thread(self._client.wait_ready, logger.info),
             )
+            self._state.config, self._state.stats = config, EngineStats(config.num_blocks)
+            self._client.on_record = self._state.stats.add
             self._state.engine = AsyncEngine(self._client, on_death=self._on_engine_death)
         except NoriaError as error:
             self._fail(str(error))

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from noria.config import SchedulerConfig, ServerOptions
 from noria.engine.streams import AsyncEngine
+from noria.observe.stats import EngineStats
 from noria.server.errors import ApiError, unavailable
 from noria.text.tokenizer import Tokenizer
 
@@ -29,6 +30,7 @@ class ServerState:
     engine: AsyncEngine | None = None
     tokenizer: Tokenizer | None = None
     config: SchedulerConfig | None = None
+    stats: EngineStats | None = None
     started_s: float = field(default_factory=time.time)
 
     @property

@@ -1,0 +1,137 @@
+"""Counts, gauges and histograms derived from step records, and from nothing else.
+
+`EngineStats.add` is called with every `StepRecord`, in the front's process; `noria.observe.prometheus` publishes the
+result. Times are those of the engine's clock: from a request's arrival in the engine to the end of the step that made
+a token. Not here: HTTP, tokenising, and the wire between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from noria.core.events import FinishReason
+from noria.core.record import Ending, StepRecord
+
+TTFT_BUCKETS_S = (
+    .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+    2560.0,
+)  # fmt: skip
+GAP_BUCKETS_S = (
+    .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_BUCKETS_S = (
+    .3, .5, .8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
+    7680.0,
+)  # fmt: skip
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+TOKEN_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
+PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+
+
+class Histogram:
+    """Counts per bucket, an observation falling into the first bucket whose bound is not below it."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+@dataclass(slots=True)
+class _Request:
+    """What must be remembered of a request until it ends."""
+
+    arrival_s: float
+    num_prompt_tokens: int
+    was_admitted: bool = False
+    last_token_s: float | None = None
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Everything a metrics page needs. Token counts: `num_prompt_tokens = cached + computed` at first admissions."""
+
+    num_blocks: int
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_steps: int = 0
+    num_arrived: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_computed_tokens: int = 0
+    """All tokens run, recomputation after preemption included."""
+    num_preemptions: int = 0
+    num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
+    ttft_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
+    gap_s: Histogram = field(default_factory=lambda: Histogram(GAP_BUCKETS_S))
+    queue_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS_S))
+    e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS_S))
+    prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BUCKETS))
+    generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BUCKETS))
+    preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTION_BUCKETS))
+    _requests: dict[str, _Request] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.num_free_blocks = self.num_blocks
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the pool that running requests hold, 0 to 1; idle cached blocks count as free."""
+        return 1.0 - self.num_free_blocks / self.num_blocks
+
+    def add(self, record: StepRecord) -> None:
+        """Takes one record, in order and once."""
+        for arrival in record.arrivals:
+            self.num_arrived += 1
+            self._requests[arrival.request_id] = _Request(arrival.arrival_s, arrival.num_prompt_tokens)
+        self._add_plan(record)
+        for request_id, token_ids in record.result.token_ids.items():
+            self._add_tokens(request_id, len(token_ids), record.updated_s)
+        for ending in record.endings:
+            self._add_ending(ending)
+        self.num_running, self.num_waiting = record.num_running, record.num_waiting
+        self.num_free_blocks = record.num_free_blocks
+
+    def _add_plan(self, record: StepRecord) -> None:
+        plan = record.plan
+        self.num_steps += 1
+        self.num_computed_tokens += plan.num_tokens
+        self.num_preemptions += len(plan.preempted)
+        if not plan.is_empty:
+            self.step_tokens.observe(plan.num_tokens)
+        for admitted in plan.admitted:
+            request = self._requests.get(admitted.request_id)
+            if request is None or request.was_admitted:
+                continue  # resumed: its prompt has been counted
+            request.was_admitted = True
+            self.num_prompt_tokens += request.num_prompt_tokens
+            self.num_cached_tokens += admitted.num_computed_tokens
+            self.queue_s.observe(record.planned_s - request.arrival_s)
+
+    def _add_tokens(self, request_id: str, num_tokens: int, now_s: float) -> None:
+        request = self._requests.get(request_id)
+        if request is None:
+            return  # it ended from outside while the step ran, and its tokens were dropped
+        self.num_generation_tokens += num_tokens
+        if request.last_token_s is None:
+            self.ttft_s.observe(now_s - request.arrival_s)
+        else:
+            self.gap_s.observe(now_s - request.last_token_s)
+        request.last_token_s = now_s
+
+    def _add_ending(self, ending: Ending) -> None:
+        self._requests.pop(ending.request_id, None)
+        self.num_finished[ending.reason] += 1
+        self.e2e_s.observe(ending.ended_s - ending.arrival_s)
+        self.prompt_tokens.observe(ending.num_prompt_tokens)
+        self.generation_tokens.observe(ending.num_output_tokens)
+        if ending.num_preemptions:
+            self.preemptions.observe(ending.num_preemptions)

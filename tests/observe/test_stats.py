@@ -1,0 +1,91 @@
+"""Metrics follow from records, and add up."""
+
+import random
+
+from prometheus_client.parser import text_string_to_metric_families
+from worlds import World
+
+from noria.core.events import FinishReason
+from noria.observe.prometheus import metrics_page
+from noria.observe.stats import EngineStats, Histogram
+
+
+def run_with_stats(world: World, max_steps: int = 5000) -> EngineStats:
+    stats = EngineStats(world.config.num_blocks)
+    for _ in range(max_steps):
+        if not (world.scheduler.has_unfinished or world.scheduler.has_news):
+            return stats
+        world.step()
+        stats.add(world.scheduler.records[-1])
+    raise AssertionError("it does not end")
+
+
+def test_a_plain_run_is_counted_exactly():
+    world = World()
+    world.add("a", 10, max_tokens=3)
+    world.add("b", 6, max_tokens=5)
+    stats = run_with_stats(world)
+    assert (stats.num_arrived, stats.num_prompt_tokens, stats.num_generation_tokens) == (2, 16, 8)
+    assert stats.num_computed_tokens == 16 + 2 + 4  # the last token of an answer is never computed
+    assert stats.num_finished[FinishReason.LENGTH] == 2
+    assert sum(stats.ttft_s.counts) == 2
+    assert sum(stats.gap_s.counts) == 6
+    assert stats.ttft_s.sum == 2.0  # a second per step
+    assert stats.e2e_s.sum == 3.0 + 5.0
+    assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
+
+
+def test_cached_prompt_tokens_are_counted_once_whatever_the_preemptions():
+    world = World(num_blocks=8, block_size=4)
+    shared = list(range(50, 58))
+    world.add("a", [*shared, 1], max_tokens=15)
+    world.add("b", [*shared, 2], max_tokens=15)
+    stats = run_with_stats(world)
+    assert stats.num_preemptions > 0
+    assert stats.num_prompt_tokens == 18
+    assert stats.num_cached_tokens == sum(r.num_cached_tokens or 0 for r in world.requests.values()) == 8
+    assert stats.num_generation_tokens == 30
+    assert sum(stats.ttft_s.counts) == 2
+    assert sum(stats.generation_tokens.counts) == 2
+
+
+def test_every_request_is_somewhere_at_any_time():
+    rng = random.Random(5)
+    world = World(num_blocks=12, block_size=4, max_num_batched_tokens=9, max_num_seqs=3)
+    stats = EngineStats(world.config.num_blocks)
+    for i in range(300):
+        if i < 200 and rng.random() < 0.4:
+            world.add(f"r{i}", rng.randrange(1, 30), max_tokens=rng.randrange(1, 15))
+        alive = [r for r in world.requests if r not in world.reasons]
+        if alive and rng.random() < 0.1:
+            world.finish(rng.choice(alive))
+        world.step()
+        stats.add(world.scheduler.records[-1])
+        assert stats.num_arrived == sum(stats.num_finished.values()) + stats.num_running + stats.num_waiting
+        assert stats.num_arrived == len(world.requests)
+    assert stats.num_finished[FinishReason.ABORT] > 3
+    assert stats.num_finished[FinishReason.LENGTH] > 30
+    assert stats.num_generation_tokens == sum(len(output) for output in world.outputs.values())
+    assert len(stats._requests) == stats.num_running + stats.num_waiting, "nothing is remembered for ever"
+
+
+def test_an_observation_on_a_bound_belongs_to_its_bucket():
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+
+
+def test_the_page_is_what_a_scraper_reads():
+    world = World()
+    world.add("a", 10, max_tokens=3)
+    stats = run_with_stats(world)
+    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m").decode())}
+    [generated] = families["noria:generation_tokens"].samples
+    assert (generated.name, generated.value) == ("noria:generation_tokens_total", 3)
+    assert generated.labels == {"model_name": "m", "engine": "0"}
+    ttft = families["noria:time_to_first_token_seconds"].samples
+    buckets = [s.value for s in ttft if s.name.endswith("_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == 1
+    assert {s.labels["finished_reason"]: s.value for s in families["noria:request_success"].samples}["length"] == 1
