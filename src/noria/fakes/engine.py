@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 
 from noria.config import SchedulerConfig
+from noria.core.events import FinishReason, RequestEvent
 from noria.core.plan import StepPlan, StepResult
 from noria.core.scheduler import Scheduler
 from noria.engine.core import EngineCore
 from noria.errors import ModelError
-from noria.fakes.runner import ScriptedRunner
+from noria.fakes.runner import ScriptedRunner, arithmetic_token
+
+logger = logging.getLogger(__name__)
 
 
 class PacedRunner:
@@ -43,6 +47,32 @@ class PacedRunner:
         return StepResult(sampled)
 
 
+def letter_token(token_ids: Sequence[int]) -> int:
+    """A lower-case letter that depends on all tokens so far."""
+    return 97 + arithmetic_token(token_ids) % 26
+
+
+class CheckedEngine(EngineCore):
+    """Looks at all invariants after every step and every ending, and ends the process when one is broken."""
+
+    def step(self) -> list[RequestEvent]:
+        events = super().step()
+        self._check()
+        return events
+
+    def finish_request(self, request_id: str, reason: FinishReason) -> RequestEvent | None:
+        event = super().finish_request(request_id, reason)
+        self._check()
+        return event
+
+    def _check(self) -> None:
+        try:
+            self.scheduler.check()
+        except AssertionError:
+            logger.exception("an invariant of the scheduler is broken")
+            os._exit(70)
+
+
 def build_scripted_engine(
     report: Callable[[str], None],
     *,
@@ -55,10 +85,15 @@ def build_scripted_engine(
     max_num_seqs: int = 64,
     vocab_size: int = 258,
     eos_token_ids: tuple[int, ...] = (257,),
+    load_s: float = 0.0,
 ) -> EngineCore:
-    """An engine over `ByteTokenizer`'s ids that says `text` again and again; `checked` uses `ScriptedRunner`,
-    which answers otherwise (a token that depends on all before it) and verifies every plan."""
+    """An engine over `ByteTokenizer`'s ids that says `text` again and again.
+
+    `checked` answers with letters that depend on all tokens before them, verifies every plan (`ScriptedRunner`), and
+    ends the process if an invariant of the scheduler breaks. Loading takes `load_s`.
+    """
     report("no model to load")
+    time.sleep(load_s)
     config = SchedulerConfig(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
@@ -68,8 +103,9 @@ def build_scripted_engine(
         eos_token_ids=eos_token_ids,
     )
     if checked:
-        return EngineCore(
-            Scheduler(config), ScriptedRunner(num_blocks, block_size, next_token=lambda ids: 97 + sum(ids) % 26)
+        return CheckedEngine(
+            Scheduler(config),
+            ScriptedRunner(num_blocks, block_size, next_token=letter_token, keep_plans=False),
         )
     return EngineCore(Scheduler(config), PacedRunner(text, step_s))
 

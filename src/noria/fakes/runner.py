@@ -45,7 +45,13 @@ class ScriptedRunner:
     """Gives request `r` the tokens `script[r]` in order; requests without a script get `next_token(all tokens)`."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, script: Script | None = None, next_token: NextToken = arithmetic_token
+        self,
+        num_blocks: int,
+        block_size: int,
+        script: Script | None = None,
+        next_token: NextToken = arithmetic_token,
+        *,
+        keep_plans: bool = True,
     ) -> None:
         self.plans: list[StepPlan] = []
         self.num_tokens_computed = 0
@@ -53,11 +59,13 @@ class ScriptedRunner:
         self._block_size = block_size
         self._script = script or {}
         self._next_token = next_token
+        self._keep_plans = keep_plans
         self._rows: dict[str, _Row] = {}
         self._slots: dict[tuple[int, int], int] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self.plans.append(plan)
+        if self._keep_plans:
+            self.plans.append(plan)
         self._reconcile(plan)
         sampled: dict[str, tuple[int, ...]] = {}
         for request_id, num_tokens in plan.num_scheduled_tokens.items():

@@ -71,6 +71,7 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # accepted sockets inherit it
     try:
         listener.bind((host, port))
+        listener.listen(2048)
     except OSError as error:
         listener.close()
         raise OptionError(
@@ -119,6 +120,7 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         starting = asyncio.create_task(self._start())
+        logger.info("listening on %s, loading", self._url)
         try:
             await self._uvicorn.serve(sockets=[self._listener])
             starting.cancel()
@@ -154,10 +156,15 @@ class _Server:
                 self._state.phase = Phase.READY
                 self._announce(time.monotonic() - started_s)
 
-    def _announce(self, took_s: float) -> None:
+    @property
+    def _url(self) -> str:
         host, port = self._listener.getsockname()[:2]
-        host = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
-        url = f"http://{host}:{port}"
+        if host in ("0.0.0.0", "::"):
+            host = "127.0.0.1"
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _announce(self, took_s: float) -> None:
+        url = self._url
         body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
         _say(
             f"Noria serves {self._state.names[0]} at {url} after {took_s:.1f} s. Try: "

@@ -1,0 +1,281 @@
+"""What the two generating endpoints and the small ones answer."""
+
+import json
+
+import pytest
+
+import noria
+
+
+def joined(events, field="text"):
+    if field == "text":
+        return "".join(choice["text"] for event in events for choice in event["choices"])
+    return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
+
+
+def test_a_completion_has_openais_shape(server):
+    response = server.complete(model="scripted", prompt="Hello", max_tokens=5, temperature=0)
+    assert response.status == 200
+    answer = response.json
+    assert answer["id"].startswith("cmpl-")
+    assert answer["object"] == "text_completion"
+    assert answer["model"] == "scripted"
+    [choice] = answer["choices"]
+    assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "length", None)
+    assert len(choice["text"]) == 5
+    assert answer["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 5,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_a_chat_completion_has_openais_shape(server):
+    answer = server.chat(max_tokens=5).json
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["object"] == "chat.completion"
+    [choice] = answer["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert len(choice["message"]["content"]) == 5
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_joined_stream_equals_the_whole_answer(server, n):
+    body = {"prompt": "one and the same", "max_tokens": 20, "n": n}
+    whole = server.complete(**body).json
+    events = server.complete(**body, stream=True, stream_options={"include_usage": True}).events
+    for choice in whole["choices"]:
+        pieces = [c for e in events for c in e["choices"] if c["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        assert [p["finish_reason"] for p in pieces] == [None] * (len(pieces) - 1) + [choice["finish_reason"]]
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 20 * n
+    assert not any("usage" in event for event in events[:-1])
+    assert len({event["id"] for event in events}) == 1
+
+
+def test_the_joined_chat_stream_equals_the_whole_answer(server):
+    whole = server.chat(max_tokens=20).json["choices"][0]
+    response = server.chat(max_tokens=20, stream=True)
+    events = response.events
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert joined(events, "content") == whole["message"]["content"]
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert response.headers["cache-control"] == "no-cache"
+
+
+def test_no_usage_chunk_unless_it_is_asked_for(server):
+    events = server.complete(prompt="x", max_tokens=2, stream=True).events
+    assert all(event["choices"] for event in events)
+
+
+def test_prompts_may_be_text_ids_or_lists_of_either(server):
+    text = server.complete(prompt="ab", max_tokens=4).json["choices"][0]["text"]
+    ids = server.complete(prompt=[97, 98], max_tokens=4).json["choices"][0]["text"]
+    both = server.complete(prompt=["ab", "xyz"], max_tokens=4, n=2).json
+    lists = server.complete(prompt=[[97, 98], [120, 121, 122]], max_tokens=4).json
+    assert text == ids == both["choices"][0]["text"] == both["choices"][1]["text"] == lists["choices"][0]["text"]
+    assert both["choices"][2]["text"] == both["choices"][3]["text"] == lists["choices"][1]["text"] != text
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert both["usage"]["prompt_tokens"] == 5
+    assert both["usage"]["completion_tokens"] == 16
+
+
+def test_cached_tokens_are_told(server):
+    prompt = "a prompt of more than two blocks, to be found again"
+    cold = server.complete(prompt=prompt, max_tokens=2).json
+    warm = server.complete(prompt=prompt, max_tokens=2).json
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) // 16 * 16
+    assert warm["choices"][0]["text"] == cold["choices"][0]["text"]
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_counted_beyond(server):
+    whole = server.complete(prompt="stop here", max_tokens=30).json["choices"][0]["text"]
+    stop = whole[10:12]
+    cut = whole[: whole.index(stop)]
+    answer = server.complete(prompt="stop here", max_tokens=30, stop=stop).json
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (cut, "stop", stop)
+    assert answer["usage"]["completion_tokens"] == len(cut) + 2
+    events = server.complete(prompt="stop here", max_tokens=30, stop=[stop, "never"], stream=True).events
+    assert joined(events) == cut
+    assert events[-1]["choices"][0]["stop_reason"] == stop
+    server.wait_quiet()
+
+
+def test_completion_logprobs(server):
+    [choice] = server.complete(prompt="x", max_tokens=4, logprobs=0).json["choices"]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["token_logprobs"] == [-1.0] * 4
+    assert logprobs["text_offset"] == [0, 1, 2, 3]
+    assert logprobs["top_logprobs"] == [{token: -1.0} for token in logprobs["tokens"]]
+    events = server.complete(prompt="x", max_tokens=4, logprobs=0, stream=True).events
+    assert [o for e in events for o in e["choices"][0]["logprobs"]["text_offset"]] == [0, 1, 2, 3]
+
+
+def test_chat_logprobs(server):
+    [choice] = server.chat(max_tokens=3, logprobs=True).json["choices"]
+    content = choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in content) == choice["message"]["content"]
+    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in content)
+    assert all(entry["logprob"] == -1.0 for entry in content)
+
+
+def test_unknown_fields_are_accepted_and_named(server):
+    response = server.complete(prompt="x", max_tokens=1, temprature=0, zebra=None)
+    assert response.status == 200
+    assert response.headers["x-noria-ignored-fields"] == "temprature, zebra"
+    assert "x-noria-ignored-fields" not in server.complete(prompt="x", max_tokens=1, user="me").headers
+    streamed = server.complete(prompt="x", max_tokens=1, zebra=1, stream=True)
+    assert streamed.headers["x-noria-ignored-fields"] == "zebra"
+
+
+def test_null_means_the_default(server):
+    body = dict.fromkeys(
+        ["n", "temperature", "top_p", "stop", "seed", "stream", "stream_options", "logprobs", "user", "best_of",
+         "logit_bias", "echo", "suffix", "top_k", "stop_token_ids"]
+    )  # fmt: skip
+    assert server.complete(prompt="x", **body, max_tokens=1).status == 200
+    assert len(server.complete(prompt="x" * 500, max_tokens=None).json["choices"][0]["text"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "x", "max_tokens": "5"}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
+        ({"prompt": "x", "temperature": -1}, "temperature"),
+        ({"prompt": "x", "temperature": 3}, "temperature"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature"),
+        ({"prompt": "x", "top_p": 0}, "top_p"),
+        ({"prompt": "x", "n": 0}, "n"),
+        ({"prompt": "x", "n": True}, "n"),
+        ({"prompt": "x", "stop": [""]}, "stop"),
+        ({"prompt": "x", "stop": [1]}, "stop[0]"),
+        ({"prompt": "x", "stream": "yes"}, "stream"),
+        ({"prompt": "x", "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", []]}, "prompt"),
+        ({"prompt": ["a", 3]}, "prompt"),
+        ({"prompt": [1, -1]}, "prompt"),
+        ({"prompt": [1, 258]}, "prompt"),
+        ({"prompt": [1, 2**40]}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": "x", "best_of": 2}, "best_of"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "stop_token_ids": ["a"]}, "stop_token_ids[0]"),
+    ],
+)
+def test_bad_fields_are_refused_by_name(server, body, param):
+    response = server.complete(**body)
+    assert response.status == 400
+    assert response.error["type"] == "invalid_request_error"
+    assert response.error["param"] == param
+    streamed = server.complete(**{"stream": True} | body)
+    assert (streamed.status, streamed.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": 600}, "max_completion_tokens"),
+        ({"max_tokens": 600}, "max_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 50}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+    ],
+)
+def test_bad_chat_fields_are_refused_by_name(server, body, param):
+    response = server.chat(**body)
+    assert response.status == 400
+    assert response.error["param"] == param
+
+
+def test_values_that_change_nothing_are_accepted_for_what_is_not_supported(server):
+    assert server.chat(max_tokens=1, tools=[], tool_choice="none", response_format={"type": "text"}).status == 200
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b'"x"', b"null", b'{"prompt": "x", "temperature": NaN}', b'{"prompt": Infinity}',
+            b"\xff\xfe", b'{"prompt": "x"} trailing', b"[" * 100_000]
+)  # fmt: skip
+def test_what_is_no_json_object_is_refused(server, raw):
+    response = server.request("POST", "/v1/completions", raw)
+    assert response.status == 400
+    assert response.error["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("body", "numbers"),
+    [({"prompt": "x" * 512}, ["512"]), ({"prompt": "x" * 500, "max_tokens": 13}, ["500", "13", "513", "512"])],
+)
+def test_what_exceeds_the_context_is_refused_with_the_numbers(server, body, numbers):
+    for stream in (False, True):
+        response = server.complete(**body, stream=stream)
+        assert response.status == 400
+        assert response.error["code"] == "context_length_exceeded"
+        assert all(number in response.error["message"] for number in numbers)
+
+
+def test_one_bad_prompt_of_a_list_refuses_the_call_and_leaves_nothing_behind(server):
+    assert server.complete(prompt=["fine", "x" * 600], n=3).status == 400
+    server.wait_quiet()
+
+
+def test_models_and_their_names(server):
+    listed = server.get("/v1/models").json
+    assert listed["object"] == "list"
+    [card] = listed["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("scripted", "model", 512)
+    assert server.get("/v1/models/scripted").json == card
+    for response in (server.get("/v1/models/org/other"), server.complete(model="other", prompt="x")):
+        assert response.status == 404
+        assert response.error["code"] == "model_not_found"
+
+
+def test_the_small_routes(server):
+    assert server.get("/version").json == {"version": noria.__version__}
+    assert server.get("/health").json == {"status": "ok", "phase": "ready"}
+    assert server.get("/nowhere").status == 404
+    assert server.get("/nowhere").error["type"] == "invalid_request_error"
+    assert server.get("/v1/completions").status == 405
+    assert server.metric("generation_tokens_total") > 0
+
+
+def test_metrics_add_up_after_all_that(server):
+    server.wait_quiet()
+    arrived = server.metric("num_requests_arrived_total")
+    reasons = ("stop", "length", "abort", "error")
+    assert arrived == sum(server.metric("request_success_total", finished_reason=reason) for reason in reasons)
+    assert server.metric("request_success_total", finished_reason="error") == 0
+
+
+def test_a_body_that_is_too_large_is_refused_and_nobody_else_notices(server):
+    response = server.request("POST", "/v1/completions", b" " * (33 * 2**20))
+    assert response.status == 413
+    assert server.complete(prompt="x", max_tokens=1).status == 200
+
+
+def test_json_is_json(server):
+    """Text that must be escaped comes back as it went in."""
+    answer = server.complete(prompt='quote " and \u2028 and é and 😀', max_tokens=3)
+    json.loads(answer.body)
+    assert answer.status == 200
