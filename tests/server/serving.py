@@ -55,12 +55,10 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        """The engine process: the server's only child that is not multiprocessing's resource tracker."""
-        children = subprocess.run(
-            ["ps", "--ppid", str(self.process.pid), "-o", "pid=,args="], capture_output=True, text=True, check=True
-        ).stdout
-        [pid] = [int(line.split()[0]) for line in children.splitlines() if "spawn_main" in line]
-        return pid
+        """The engine process, as the server's log names it."""
+        found = re.search(r"engine process (\d+)", "".join(self.log))
+        assert found, self.log
+        return int(found[1])
 
     def wait_until(self, holds: Any, timeout_s: float = 10.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -132,7 +130,7 @@ def running_server(
     reader.start()
     try:
         deadline = time.monotonic() + 30
-        pattern = r"Noria serves .* at (http://[^ ]+)" if wait else r"listening on (http://[^ ]+)"
+        pattern = r"Noria serves .* at (http://[^ ,]+)" if wait else r"listening on (http://[^ ,]+)"
         while not running.url:
             assert time.monotonic() < deadline, "the server did not start; its log:\n" + "".join(running.log)
             assert process.poll() is None, "the server ended; its log:\n" + "".join(running.log)

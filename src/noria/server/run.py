@@ -120,7 +120,7 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         starting = asyncio.create_task(self._start())
-        logger.info("listening on %s, loading", self._url)
+        logger.info("listening on %s", self._url)
         try:
             await self._uvicorn.serve(sockets=[self._listener])
             starting.cancel()
@@ -139,6 +139,7 @@ class _Server:
             served = await asyncio.to_thread(self._open_model)
             self._state.names = self._options.served_model_name or (served.name,)
             self._client = await asyncio.to_thread(ProcessClient, served.build)
+            logger.info("engine process %d is loading %s", self._client.process.pid, served.name)
             self._state.tokenizer, config = await asyncio.gather(
                 asyncio.to_thread(served.load_tokenizer),
                 asyncio.to_thread(self._client.wait_ready, logger.info),
