@@ -130,7 +130,7 @@ def running_server(
     reader.start()
     try:
         deadline = time.monotonic() + 30
-        pattern = r"Noria serves .* at (http://[^ ,]+)" if wait else r"listening on (http://[^ ,]+)"
+        pattern = r"Noria serves .* at (http://\S+)" if wait else r"listening on (http://\S+)"
         while not running.url:
             assert time.monotonic() < deadline, "the server did not start; its log:\n" + "".join(running.log)
             assert process.poll() is None, "the server ended; its log:\n" + "".join(running.log)
