@@ -1,11 +1,9 @@
-"""What the model tests share: tiny checkpoints written by transformers, and a driver that runs prompts in a paged pool."""
+"""What the model tests share: tiny checkpoints written by transformers, and a driver for prompts in a paged pool."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np

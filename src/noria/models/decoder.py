@@ -15,6 +15,7 @@ from noria.ops.base import AttentionSpec, B, Linear, Ops, T
 from noria.ops.rope import inverse_frequencies
 from noria.runner.executor import Float32Array
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(Generic[T]):
     """Weights of one layer. qkv: [(heads + 2 kv_heads) * head_dim, hidden]; gate_up: [2 * intermediate, hidden]."""
