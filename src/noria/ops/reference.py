@@ -218,7 +218,7 @@ class TorchExecutor:
     ) -> None:
         self._dtype = _dtype(dtype)
         self._device = _device(device)
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads or _num_cores())
         architecture = registry.find(model.config.architecture)
         plan = architecture.plan(model)
         self._config = model.config
@@ -319,3 +319,8 @@ def _device(name: str) -> torch.device:
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise OptionError(f"device {name!r}: torch sees {torch.cuda.device_count()} CUDA devices, counted from 0")
     return device
+
+
+def _num_cores() -> int:
+    """Cores this process may use; not every system can say which those are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
