@@ -35,7 +35,6 @@ from noria.weights.read import read_sources
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
 _GROUP_KEYS = {"cpu": 4_096, "cuda": 131_072}
 """Keys gathered at a time: what stays in a core's cache; what keeps a GPU busy."""
 
@@ -68,7 +67,7 @@ class TorchBatch:
 class TorchOps:
     """`Ops[torch.Tensor, TorchBatch]` over a paged KV pool.
 
-    `dtype` is that of linear weights, KV and products; the residual stream and everything between products is float32.
+    `dtype` is that of linear weights, KV and products; residual stream, norms, rotation and scores are float32.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
