@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -155,7 +156,9 @@ noria.assembly.build_engine = lambda model, options: alphabet()
 time.sleep(0.3)
 main({arguments!r})
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, env=environment) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

@@ -63,9 +63,8 @@ def test_every_engine_option_has_a_flag_its_aliases_and_a_variable(
 
 
 def test_sampling_flags() -> None:
-    _, sampling = parse(
-        ["--temperature", "0.5", "--stop", "a", "--stop=-b", "--max-tokens", "2k", "--stop-token-ids", "3", "--seed=-4", "--ignore-eos", "--no-skip-special-tokens"]
-    )
+    numbers = ["--temperature", "0.5", "--max-tokens", "2k", "--stop-token-ids", "3", "--seed=-4"]
+    _, sampling = parse([*numbers, "--stop", "a", "--stop=-b", "--ignore-eos", "--no-skip-special-tokens"])
     assert sampling == SamplingParams(
         temperature=0.5,
         stop=("a", "-b"),
