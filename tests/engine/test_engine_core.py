@@ -92,6 +92,8 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(after, caplog):
     assert [e.finish_reason for e in events if e.finish_reason] == [FinishReason.LENGTH]
     core.scheduler.check()
     assert core.scheduler.kv.pool.num_free_blocks == 64
+    endings = [ending.reason for record in core.records for ending in record.endings]
+    assert sorted(endings) == ["error", "error", "length"], "every end is on record"
 
 
 def test_an_interrupt_ends_the_requests_of_the_step_and_goes_on_up():
@@ -99,7 +101,7 @@ def test_an_interrupt_ends_the_requests_of_the_step_and_goes_on_up():
     core.add_request(request("a"))
     with pytest.raises(KeyboardInterrupt):
         core.step()
-    assert not core.has_work
+    assert core.num_unfinished == 0
     core.add_request(request("b"))
     while core.has_work:
         core.step()

@@ -67,8 +67,8 @@ class Request:
         self.index = index
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.max_tokens = sampling.max_tokens
-        """Resolved by `noria.core.admission` when the request did not say."""
+        self.max_tokens = sampling.max_tokens or 0
+        """Resolved at the door (`noria.core.admission`) when the request did not say."""
         self.num_computed = 0
         self.num_cached_tokens: int | None = None
         """Prompt tokens found in the cache at first admission; None before that."""

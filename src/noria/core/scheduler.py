@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from noria.config import SchedulerConfig
 from noria.core.admission import judge
 from noria.core.draft import PlanDraft
@@ -43,8 +45,17 @@ class Scheduler:
         self._planned_s = 0.0
 
     @property
+    def num_unfinished(self) -> int:
+        return len(self.running) + len(self.waiting)
+
+    @property
     def has_unfinished(self) -> bool:
-        return bool(self.running) or bool(self.waiting)
+        return self.num_unfinished > 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether requests ended that the worker has not been told of: one more step, if only an empty one."""
+        return bool(self._finished_ids)
 
     def add(self, request: Request, now_s: float) -> None:
         """Accepts a request into the queue; raises `RequestError` if it could never be served.
@@ -53,7 +64,7 @@ class Scheduler:
         """
         assert request.request_id not in self.running
         assert request.request_id not in self.waiting
-        judge(request, self.config)
+        request.max_tokens = judge(request.token_ids, request.sampling.max_tokens, self.config)
         request.arrival_s = now_s
         self.waiting.push(request)
 
@@ -165,6 +176,20 @@ class Scheduler:
             if token_ids := result.token_ids.get(request_id):
                 logprobs = result.logprobs.get(request_id, ())
                 events.append(self._accept(request, token_ids, logprobs, now_s))
+        self._leave_record(plan, result, now_s)
+        return events
+
+    def abandon(self, plan: StepPlan, now_s: float, error: str) -> list[RequestEvent]:
+        """The plan could not be executed: ends its requests, since what the worker knows of them is in doubt."""
+        events = []
+        for request_id in plan.num_scheduled_tokens:
+            event = self.finish(request_id, FinishReason.ERROR, now_s)
+            if event is not None:
+                events.append(msgspec.structs.replace(event, error=error))
+        self._leave_record(plan, StepResult({}), now_s)
+        return events
+
+    def _leave_record(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
         self.records.append(
             StepRecord(
                 plan=plan,
@@ -178,7 +203,6 @@ class Scheduler:
             )
         )
         self._endings.clear()
-        return events
 
     def _advance(self, request: Request, num_tokens: int) -> None:
         block_size = self.config.block_size

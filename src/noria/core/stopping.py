@@ -20,6 +20,6 @@ def why_stopped(request: Request, eos_token_ids: tuple[int, ...]) -> tuple[Finis
     if token_id in sampling.stop_token_ids:
         return FinishReason.STOP, token_id
     # Prompt plus max_tokens never exceeds the context, so this is the context's end as well.
-    if request.max_tokens is not None and request.num_output_tokens >= request.max_tokens:
+    if request.num_output_tokens >= request.max_tokens:
         return FinishReason.LENGTH, None
     return None

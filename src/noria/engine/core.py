@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.plan import StepPlan, StepResult
 from noria.core.record import StepRecord
@@ -47,8 +45,13 @@ class EngineCore:
         return self.scheduler.records
 
     @property
+    def num_unfinished(self) -> int:
+        return self.scheduler.num_unfinished
+
+    @property
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished
+        """Whether a step has something to do: requests to advance, or the worker to be told of those that ended."""
+        return self.scheduler.has_unfinished or self.scheduler.has_news
 
     def add_request(self, request: EngineRequest) -> None:
         """Queues a request; raises `RequestError` if it can never be served."""
@@ -78,15 +81,9 @@ class EngineCore:
         try:
             result = self._runner.execute(plan)
         except BaseException as error:
-            failed = self._fail(plan, error)
+            events = self.scheduler.abandon(plan, self._clock(), f"{type(error).__name__}: {error}")
             if not isinstance(error, Exception):
                 raise  # somebody wants to leave: the requests are ended all the same
-            return failed
+            logger.error("step %d failed: %s", plan.step, plan, exc_info=error)
+            return events
         return self.scheduler.update(plan, result, self._clock())
-
-    def _fail(self, plan: StepPlan, error: BaseException) -> list[RequestEvent]:
-        """Ends the requests of a step that was not executed: what the worker knows of them is in doubt."""
-        logger.error("step %d failed: %s", plan.step, plan, exc_info=error)
-        events = (self.finish_request(request_id, FinishReason.ERROR) for request_id in plan.num_scheduled_tokens)
-        message = f"{type(error).__name__}: {error}"
-        return [msgspec.structs.replace(event, error=message) for event in events if event is not None]
