@@ -7,7 +7,7 @@ text, special tokens parsed or not. `docs/tokenizers.md` lists where the Hugging
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
@@ -25,10 +25,13 @@ UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 
 CONTROL_BY_NAME = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "<|eom_id|>",
-    "</s>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>",
+    "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>",
     "<|file_sep|>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<reponame>",
 ))  # fmt: skip
-"""Tokens that llama.cpp takes for control tokens whatever type the file gives them."""
+"""Tokens that llama.cpp takes for control tokens whatever type the file gives them.
+
+Except "</s>": where the file calls it an ordinary token it is one, the end tag of HTML's <s>, not an end of text.
+"""
 
 _QWEN2_SPLIT = (
     r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
@@ -67,6 +70,18 @@ _PRE_TOKENIZERS: dict[str, Callable[[], list[PreTokenizer]]] = {
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
+def make_pre_tokenizer(name: str, *, missing_characters: Sequence[str] = ()) -> PreTokenizer:
+    """The pre-tokenizer that GGUF calls `name`: what no merge may cross.
+
+    A byte that the vocabulary lacks has no id and is lost; split off by itself, what stood around it is not merged.
+    """
+    parts = _PRE_TOKENIZERS[name]()
+    if missing_characters:
+        pattern = f"[{''.join(map(re.escape, missing_characters))}]"
+        parts.append(Split(Regex(pattern), behavior="isolated"))
+    return pre_tokenizers.Sequence(parts)
+
+
 def tokenizer_from_gguf(vocabulary: GgufVocabulary, *, chat_template: str | None = None) -> LibraryTokenizer:
     """Raises `UnsupportedError` for other models than byte-level BPE and for pre-tokenizers that we do not have,
     `ModelFileError` for a vocabulary that contradicts itself."""
@@ -75,7 +90,7 @@ def tokenizer_from_gguf(vocabulary: GgufVocabulary, *, chat_template: str | None
     special, user_defined = _added_tokens(vocabulary)
     model = _model(vocabulary, ignore_merges=pre in _LLAMA3_NAMES)
     parsing = tokenizers.Tokenizer(model)
-    parsing.pre_tokenizer = pre_tokenizers.Sequence(_PRE_TOKENIZERS[pre]() + _split_at_missing_bytes(vocabulary))
+    parsing.pre_tokenizer = make_pre_tokenizer(pre, missing_characters=_missing_characters(vocabulary))
     add_tokens(parsing, [token for _, token in sorted((special | user_defined).items())])
     plain = view_of(parsing)
     add_tokens(plain, list(user_defined.values()))
@@ -151,11 +166,10 @@ def _literal_bytes(
     return literal
 
 
-def _split_at_missing_bytes(vocabulary: GgufVocabulary) -> list[PreTokenizer]:
-    """Keeps what stands around a byte that the vocabulary lacks (it has no id and is lost) from being merged."""
+def _missing_characters(vocabulary: GgufVocabulary) -> list[str]:
+    """The bytes that the vocabulary has no token for, as the byte alphabet spells them."""
     known = set(vocabulary.tokens)
-    missing = [character for character in CHARACTER_OF_BYTE.values() if character not in known]
-    return [Split(Regex(f"[{''.join(map(re.escape, missing))}]"), behavior="isolated")] if missing else []
+    return [character for character in CHARACTER_OF_BYTE.values() if character not in known]
 
 
 def _chat_template(vocabulary: GgufVocabulary, source: str | None) -> ChatTemplate | None:
