@@ -1,4 +1,4 @@
-"""What the model tests share: tiny checkpoints written by transformers, and a driver that runs prompts in a paged pool."""
+"""What the model tests share: tiny checkpoints written by transformers, and a driver for prompts in a paged pool."""
 
 from __future__ import annotations
 
