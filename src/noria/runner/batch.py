@@ -156,13 +156,17 @@ class PersistentBatch:
 
     def _condense(self, holes: list[int]) -> None:
         """Moves the last row into the lowest hole until the rows in use are 0 .. num_rows - 1."""
+        self._drop_holes_at_end()
         while holes:
-            while self.request_ids and self.request_ids[-1] is None:
-                self.request_ids.pop()
-                self.token_counts.pop()
             hole = heapq.heappop(holes)
             if hole < len(self.request_ids):
                 self._move(len(self.request_ids) - 1, hole)
+                self._drop_holes_at_end()
+
+    def _drop_holes_at_end(self) -> None:
+        while self.request_ids and self.request_ids[-1] is None:
+            self.request_ids.pop()
+            self.token_counts.pop()
 
     def _move(self, source: int, target: int) -> None:
         num_tokens, num_blocks = self.num_tokens[source], self.num_blocks[source]
