@@ -85,6 +85,6 @@ def alphabet_llm(**options: Any) -> LLM:
 def assert_idle(llm: LLM) -> None:
     """Nothing runs, waits or holds memory."""
     core = llm.assembled.core
-    assert not core.has_work
+    assert not core.scheduler.has_unfinished
     assert core.scheduler.kv.pool.num_free_blocks == core.scheduler.config.num_blocks
     core.scheduler.check()
