@@ -5,9 +5,10 @@ executors are tested against, and the only serving code that imports torch. It i
 not wasteful; it is not the fast path, it does not fuse, and its products may differ in the last bits with the number
 of rows, because torch's do.
 
-Numerics. float32: every op in float32, in transformers' order where the order shows. bfloat16: weights, KV and the
-inputs of products are bfloat16, while the residual stream, norms, rotation and activation stay in float32; that is
-closer to the float32 model than bfloat16 throughout (docs in `Precision`).
+Numerics. float32: every op in float32, in transformers' order where the order shows. bfloat16: weights, KV and products
+are bfloat16; the residual stream, norms, rotation and the output head compute in float32. Measured on 674 positions of
+text, SmolLM2-135M, mean KL to float32 and share of equal top tokens: transformers' bfloat16 0.00124, 0.975; with
+our float32 residual stream 0.00066, 0.982; with float32 scores as well 0.00029, 0.993.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _GROUP_KEYS = {"cpu": 4_096, "cuda": 131_072}
 """Keys gathered at a time: what stays in a core's cache; what keeps a GPU busy."""
+
+_HEAD_ROWS = 2_048
+"""Rows of the output head that are multiplied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ class TorchOps:
         return unfolded.reshape(tiles * queries, spec.q_size)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.float().chunk(2, dim=-1)
+        gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -185,7 +189,14 @@ class TorchOps:
         return x.index_select(0, batch.logit_tokens)
 
     def logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(x.to(self._dtype), weight).float()
+        # A bfloat16 product would round the scores to 8 bits: ties at the top, and most of the distance from the
+        # float32 model. So slices of the head that fit a cache are widened on the way.
+        x = x.float()
+        result = x.new_empty((x.shape[0], weight.shape[0]))
+        for start in range(0, weight.shape[0], _HEAD_ROWS):
+            rows = slice(start, start + _HEAD_ROWS)
+            torch.mm(x, weight[rows].float().T, out=result[:, rows])
+        return result
 
 
 class TorchExecutor:
@@ -207,7 +218,7 @@ class TorchExecutor:
     ) -> None:
         self._dtype = _dtype(dtype)
         self._device = _device(device)
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads or _num_cores())
         architecture = registry.find(model.config.architecture)
         plan = architecture.plan(model)
         self._config = model.config
@@ -308,3 +319,8 @@ def _device(name: str) -> torch.device:
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise OptionError(f"device {name!r}: torch sees {torch.cuda.device_count()} CUDA devices, counted from 0")
     return device
+
+
+def _num_cores() -> int:
+    """Cores this process may use; not every system can say which those are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
