@@ -78,6 +78,7 @@ def join(files: ModelFiles, tokenizer: Tokenizer, executor: Executor, options: E
         max_model_len=config.max_model_len,
         num_blocks=config.num_blocks,
         block_size=config.block_size,
+        vocab_size=config.vocab_size,
     )
     core = EngineCore(Scheduler(config), runner, seed=options.seed)
     return Assembled(files=files, tokenizer=tokenizer, options=options, core=core, client=InProcessClient(core))
