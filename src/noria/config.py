@@ -6,8 +6,10 @@ what the core works with after `noria.assembly` has looked at the model and the 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from noria.errors import OptionError
 
@@ -56,6 +58,17 @@ class EngineOptions:
             value = getattr(self, spec.name)
             if spec.name != "seed" and type(value) is int and value < 1:
                 raise OptionError(f"{spec.name} must be at least 1, not {value}")
+
+    @classmethod
+    def from_names(cls, values: Mapping[str, Any]) -> Self:
+        """Options by name, as `noria.LLM(..., name=value)` takes them; a name that does not exist is an OptionError."""
+        known = [spec.name for spec in fields(cls)]
+        for name in values:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+                raise OptionError(f"there is no option {name!r}; {hint}")
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

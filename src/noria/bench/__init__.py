@@ -1,1 +1,1 @@
-
+"""Measurements of an engine, for `noria bench`."""

@@ -1,0 +1,42 @@
+# The things a person does with a checkout. Every target installs first when it has to.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-full test-core check format clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
+
+install: $(STAMP)  ## a .venv in the checkout with everything the tests and checks need
+
+# A virtual environment is not moved or reused across interpreters: start over when anything it depends on changes.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: $(STAMP)  ## what CI runs: under 15 minutes on 2 cores
+	$(BIN)/python -m pytest -m 'not full'
+
+test-full: $(STAMP)  ## everything, with the larger models and the long runs
+	$(BIN)/python -m pytest -s
+
+test-core: $(STAMP)  ## the torch-free layers, with torch and transformers made unimportable
+	$(BIN)/python -m pytest --no-torch -m 'not full' tests/core tests/kv tests/text tests/files
+
+check: $(STAMP)  ## formatting, lint, types, layers
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## rewrite the files the way `check` wants them
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:  ## remove the environment and all caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -1,0 +1,96 @@
+"""Builds an engine for a model and its options: the one place that joins files, text, runner and core.
+
+Used by `noria.llm`, `noria.bench` and, later, the engine process. It decides nothing itself: what fits where is
+computed by the parts it calls, and said in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+
+from noria.config import EngineOptions, SchedulerConfig
+from noria.core.scheduler import Scheduler
+from noria.engine.client import EngineClient, InProcessClient
+from noria.engine.core import EngineCore
+from noria.errors import OptionError
+from noria.files.model import ModelFiles
+from noria.files.sources import open_model
+from noria.runner.executor import Executor
+from noria.runner.kv_memory import free_memory_bytes, size_kv_pool
+from noria.runner.runner import ModelRunner
+from noria.text.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """An engine in this process, and the parts of it that a front needs."""
+
+    files: ModelFiles
+    tokenizer: Tokenizer
+    options: EngineOptions
+    core: EngineCore
+    client: EngineClient
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        return self.core.scheduler.config
+
+
+def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -> Assembled:
+    """Opens the model (None: the default one), loads it and sizes its memory. Raises OptionError and ModelError."""
+    started_s = time.monotonic()
+    files = open_model(model, report=logger.info)
+    tokenizer = load_tokenizer(files.tokenizer)
+    executor = _load_executor(files, options)
+    assembled = join(files, tokenizer, executor, options)
+    took_s = time.monotonic() - started_s
+    logger.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)
+    return assembled
+
+
+def join(files: ModelFiles, tokenizer: Tokenizer, executor: Executor, options: EngineOptions) -> Assembled:
+    """Sizes the KV pool and builds the engine around a loaded model. The executor serves one engine at a time."""
+    pool = size_kv_pool(
+        options,
+        model_max_len=files.config.max_position_embeddings,
+        kv_bytes_per_token=executor.kv_bytes_per_token,
+        free_bytes=free_memory_bytes(),
+    )
+    logger.info("%s", pool.explanation)
+    config = SchedulerConfig(
+        max_model_len=pool.max_model_len,
+        num_blocks=pool.num_blocks,
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        enable_prefix_caching=options.enable_prefix_caching,
+        eos_token_ids=files.eos_token_ids,
+        vocab_size=files.config.vocab_size,
+    )
+    runner = ModelRunner(
+        executor,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        vocab_size=config.vocab_size,
+    )
+    core = EngineCore(Scheduler(config), runner, seed=options.seed)
+    return Assembled(files=files, tokenizer=tokenizer, options=options, core=core, client=InProcessClient(core))
+
+
+def _load_executor(files: ModelFiles, options: EngineOptions) -> Executor:
+    try:
+        from noria.ops.reference import TorchExecutor  # here, because only this needs torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise OptionError(
+            'running a model needs PyTorch, which is not installed: pip install "noria[torch]"'
+        ) from error
+    return TorchExecutor(files, dtype=options.dtype, device=options.device, threads=options.threads)

@@ -1,0 +1,144 @@
+"""Turns option definitions into command line parameters: names, aliases, help, environment variables, defaults.
+
+`noria.config.EngineOptions` and `noria.sampling.SamplingParams` define the options; a command takes all of them by one
+decorator. Nothing about an option is written twice, except help for sampling parameters, which the vocabulary lacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Annotated, Any, get_args, get_type_hints
+
+import msgspec
+from cyclopts import Group, Parameter, Token
+
+from noria.config import EngineOptions
+from noria.errors import NoriaError, OptionError, RequestError
+from noria.sampling import SamplingParams
+
+ENVIRONMENT_PREFIX = "NORIA_"
+
+SAMPLING_HELP = {
+    "n": "Sequences to generate for each prompt.",
+    "max_tokens": "Most tokens to generate. Default: what fits into the context.",
+    "temperature": "Randomness; 0 always takes the most probable token.",
+    "top_p": "Sample from the most probable tokens whose probabilities add up to this.",
+    "top_k": "Sample from this many most probable tokens; 0: from all.",
+    "min_p": "Leave out tokens less probable than this share of the most probable one.",
+    "repetition_penalty": "Above 1: tokens of prompt and output become less likely.",
+    "presence_penalty": "Above 0: tokens already in the output become less likely.",
+    "frequency_penalty": "Above 0: tokens become less likely each time they are used.",
+    "seed": "The same seed gives the same answer.",
+    "stop": "Stop where this text appears; repeatable.",
+    "stop_token_ids": "Stop at this token; repeatable.",
+    "include_stop_str_in_output": "Keep the stop text at the end of the answer.",
+    "ignore_eos": "Go on where the model would end.",
+    "logprobs": "Report this many most probable tokens at each position (with --json).",
+    "skip_special_tokens": "Leave special tokens out of the text.",
+}
+
+ENGINE_GROUP = Group("Engine options", sort_key=2)
+SAMPLING_GROUP = Group("Sampling options", sort_key=1)
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+class UsageError(NoriaError):
+    """The command line is wrong: exit code 2."""
+
+
+def parse_count(text: str) -> int:
+    """A whole number, perhaps with a unit: 4096, 8k (8,000), 2M, 1.5GiB. Raises ValueError."""
+    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([a-z]*)", text.strip().lower().replace("_", ""))
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f'"{text}" is not a whole number such as 4096, 8k, 2M or 4GiB')
+    value = Fraction(found[1]) * _UNITS[found[2]]
+    if value.denominator != 1:
+        raise ValueError(f'"{text}" is not a whole number')
+    return value.numerator
+
+
+def _convert_count(type_: Any, tokens: Sequence[Token]) -> int | None:
+    text = tokens[0].value
+    if text.lower() == "none" and type(None) in get_args(type_):
+        return None
+    return parse_count(text)
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replaces a command's parameters of type EngineOptions and SamplingParams by one flag for each of their fields.
+
+    Both have a `seed`: where a command takes both, `--seed` is that of its own requests, which leaves the engine's
+    without a use.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    own: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, list[inspect.Parameter]]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        if hint is EngineOptions:
+            hidden = ("seed",) if SamplingParams in hints.values() else ()
+            groups[parameter.name] = EngineOptions, [p for p in _engine_parameters() if p.name not in hidden]
+        elif hint is SamplingParams:
+            groups[parameter.name] = SamplingParams, _sampling_parameters()
+        else:
+            own.append(parameter.replace(annotation=hint))
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        for name, (build, parameters) in groups.items():
+            values = {p.name: kwargs.pop(p.name) for p in parameters if p.name in kwargs}
+            try:
+                kwargs[name] = build(**values)
+            except (OptionError, RequestError) as error:
+                raise UsageError(str(error)) from error
+        command(*args, **kwargs)
+
+    every = own + [parameter for _, parameters in groups.values() for parameter in parameters]
+    run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+    del run.__wrapped__  # annotations are read through it otherwise
+    return run
+
+
+def _engine_parameters() -> list[inspect.Parameter]:
+    hints = get_type_hints(EngineOptions)
+    return [
+        _parameter(
+            spec.name,
+            hints[spec.name],
+            spec.default,
+            group=ENGINE_GROUP,
+            help=spec.metadata["help"],
+            alias=spec.metadata["aliases"],
+            env_var=ENVIRONMENT_PREFIX + spec.name.upper(),
+        )
+        for spec in dataclasses.fields(EngineOptions)
+    ]
+
+
+def _sampling_parameters() -> list[inspect.Parameter]:
+    hints = get_type_hints(SamplingParams)
+    return [
+        _parameter(spec.name, hints[spec.name], spec.default, group=SAMPLING_GROUP, help=SAMPLING_HELP[spec.name])
+        for spec in msgspec.structs.fields(SamplingParams)
+    ]
+
+
+def _parameter(name: str, hint: Any, default: Any, **settings: Any) -> inspect.Parameter:
+    if hint is bool:
+        settings["negative"] = f"--no-{name.replace('_', '-')}"
+    elif hint in (int, int | None):
+        settings["converter"] = _convert_count
+    else:
+        settings["negative"] = ()
+    if default == ():
+        settings |= {"show_default": False, "allow_leading_hyphen": True}  # texts may begin with one
+    annotation = Annotated[hint, Parameter(**settings)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
