@@ -92,6 +92,7 @@ def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> 
         max_model_len=config.max_model_len,
         num_blocks=config.num_blocks,
         block_size=config.block_size,
+        vocab_size=config.vocab_size,
     )
     return EngineCore(Scheduler(config), runner, seed=options.seed)
 

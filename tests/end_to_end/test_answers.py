@@ -38,7 +38,7 @@ def test_a_stop_string_cuts_text_tokens_and_logprobs_alike(llm: LLM) -> None:
     assert output.logprobs is not None
     assert [position.token_id for position in output.logprobs] == output.token_ids
     assert all(len(position.top) == 2 for position in output.logprobs)
-    assert not llm.assembled.client.has_work
+    assert not llm.assembled.core.scheduler.has_unfinished
 
 
 def test_n_sequences_of_one_seed(llm: LLM) -> None:

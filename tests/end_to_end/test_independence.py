@@ -10,7 +10,7 @@ from noria import SamplingParams
 from noria.llm import LLM
 from support.engines import Judged, LLMFactory, llm_factory, num_preemptions
 
-NUM_NEW_TOKENS = 24
+NUM_NEW_TOKENS = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 
 

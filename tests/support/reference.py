@@ -50,9 +50,10 @@ class Reference:
                 cache = output.past_key_values
                 if not answer:
                     chosen = chosen[len(prompt) - 1 :]
-                    num_agreed = next((i for i, token in enumerate(draft[:-1]) if chosen[i] != token), len(draft[:-1]))
+                    num_agreed = next((i for i, token in enumerate(draft[:-1]) if chosen[i] != token), len(chosen) - 1)
+                    if num_agreed + 1 < len(chosen):
+                        cache.crop(num_agreed + 1 - len(chosen))  # minus the number of tokens to forget
                     chosen = chosen[: num_agreed + 1]
-                    cache.crop(len(prompt) + num_agreed)
                 answer += chosen
                 inputs = answer[-1:]
         return answer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from noria.files.sources import open_model
 
 from noria.files.model import TokenizerFiles
+from noria.files.sources import open_model
 from noria.text.tokenizer import Tokenizer, load_tokenizer
 
 # How long an example takes depends on what else the machine does.

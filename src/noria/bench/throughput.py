@@ -80,8 +80,9 @@ def run_workload(
             continue
         events = client.poll()
         now_s = clock()
-        num_steps += 1
-        num_preemptions += len(assembled.core.records[-1].plan.preempted)
+        plan = assembled.core.records[-1].plan
+        num_steps += not plan.is_empty  # an empty one only tells the worker who has ended
+        num_preemptions += len(plan.preempted)
         for event in events:
             _note(by_id[event.request_id], event, now_s)
         on_progress(sum(len(e.token_ids) for e in events), sum(e.finish_reason is not None for e in events))

@@ -42,6 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     try:
         app(list(arguments), result_action="return_value")
+        sys.stdout.flush()
     except UsageError as error:
         return _fail(str(error), 2)
     except NoriaError as error:

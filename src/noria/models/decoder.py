@@ -12,8 +12,7 @@ from typing import Generic
 
 from noria.files.model import ModelConfig
 from noria.ops.base import AttentionSpec, B, Linear, Ops, T
-from noria.ops.rope import inverse_frequencies
-from noria.runner.executor import Float32Array
+from noria.ops.rope import Float32Array, inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from noria.errors import UnsupportedError
 from noria.files.model import ModelConfig, ModelFiles
 from noria.models import decoder
 from noria.ops.base import B, Ops, T
-from noria.runner.executor import Float32Array
+from noria.ops.rope import Float32Array
 from noria.weights.decoder import plan_decoder
 from noria.weights.plan import WeightPlan
 

@@ -5,9 +5,10 @@ executors are tested against, and the only serving code that imports torch. It i
 not wasteful; it is not the fast path, it does not fuse, and its products may differ in the last bits with the number
 of rows, because torch's do.
 
-Numerics. float32: every op in float32, in transformers' order where the order shows. bfloat16: weights, KV and the
-inputs of products are bfloat16, while the residual stream, norms, rotation and activation stay in float32; that is
-closer to the float32 model than bfloat16 throughout (docs in `Precision`).
+Numerics. float32: every op in float32, in transformers' order where the order shows. bfloat16: weights, KV and products
+are bfloat16; the residual stream, norms, rotation and the output head compute in float32. Measured on 674 positions of
+text, SmolLM2-135M, mean KL to float32 and share of equal top tokens: transformers' bfloat16 0.00124, 0.975; with
+our float32 residual stream 0.00066, 0.982; with float32 scores as well 0.00029, 0.993.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +28,18 @@ from noria.errors import OptionError
 from noria.files.model import HostTensor, ModelConfig, ModelFiles
 from noria.models import registry
 from noria.ops.base import AttentionSpec, Linear
-from noria.ops.tiles import plan_tiles
+from noria.ops.tiles import TileGroup, plan_tiles
 from noria.runner.executor import Float32Array, ForwardBatch
 from noria.weights.plan import Parameter, WeightPlan
 from noria.weights.read import read_sources
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_GROUP_KEYS = {"cpu": 4_096, "cuda": 131_072}
+"""Keys gathered at a time: what stays in a core's cache; what keeps a GPU busy."""
+
+_HEAD_ROWS = 2_048
+"""Rows of the output head that are multiplied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +47,8 @@ class TorchTileGroup:
     """Attention tiles of one padded shape (`noria.ops.tiles.TileGroup`) on the device."""
 
     tokens: torch.Tensor  # [tiles * queries]
-    blocks: torch.Tensor  # [tiles * blocks]
-    visible: torch.Tensor  # [tiles, 1, queries, keys], bool; never empty for a query
+    head_blocks: torch.Tensor  # [tiles * kv_heads * blocks]; index into a pool's (block, head) pairs
+    mask: torch.Tensor  # [tiles, 1, queries, keys]; 0 where a query sees a key, else -inf; each query sees one at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class TorchBatch:
 
     token_ids: torch.Tensor  # [tokens]
     positions: torch.Tensor  # [tokens], float32
-    slots: torch.Tensor  # [tokens]
+    head_slots: torch.Tensor  # [tokens * kv_heads]; index into a pool's (block, head, offset) triples
     begun_blocks: torch.Tensor  # [n]; blocks whose first slot is written in this step
     logit_tokens: torch.Tensor  # [logits]
     groups: tuple[TorchTileGroup, ...]
@@ -59,52 +67,56 @@ class TorchBatch:
 class TorchOps:
     """`Ops[torch.Tensor, TorchBatch]` over a paged KV pool.
 
-    `dtype` is that of linear weights, KV and products; the residual stream and everything between products is float32.
+    `dtype` is that of linear weights, KV and products; residual stream, norms, rotation and scores are float32.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
-        self._keys: list[torch.Tensor] = []  # per layer: [num_blocks + 1, block_size, kv_heads, head_dim]
+        # Per layer: [num_blocks + 1, kv_heads, block_size, head_dim]. Heads come before offsets, so that gathering
+        # (block, head) pairs gives each head's keys as one dense matrix.
+        self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
+        self._num_kv_heads = 0
         self._block_size = 0
 
     def allocate_kv(self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> None:
         """Allocates the pool without touching it. Only the null block is cleared: see `rotary_and_write_kv`."""
-        shape = (num_blocks + 1, block_size, num_kv_heads, head_dim)
-        self._keys, self._values = (
-            [torch.empty(shape, dtype=self._dtype, device=self._device) for _ in range(num_layers)] for _ in "kv"
-        )
-        for pool in self._keys + self._values:
-            pool[0] = 0
-        self._block_size = block_size
+        shape = (num_blocks + 1, num_kv_heads, block_size, head_dim)
+        self._keys, self._values = [], []  # an earlier pool goes first
+        for _ in range(num_layers):
+            for pools in (self._keys, self._values):
+                pools.append(torch.empty(shape, dtype=self._dtype, device=self._device))
+                pools[-1][0] = 0
+        self._num_kv_heads, self._block_size = num_kv_heads, block_size
 
     def batch(self, batch: ForwardBatch) -> TorchBatch:
         """Moves a batch to the device and cuts its attention into tiles, once for all layers."""
-        plan = plan_tiles(batch, self._block_size)
-        groups = tuple(
-            TorchTileGroup(
-                tokens=self._tensor(group.tokens.ravel()),
-                blocks=self._tensor(group.blocks.ravel()),
-                visible=self._tensor(
-                    np.arange(group.blocks.shape[1] * self._block_size) <= group.positions[:, None, :, None]
-                ),
-            )
-            for group in plan.groups
-        )
+        plan = plan_tiles(batch, self._block_size, _GROUP_KEYS[self._device.type])
         in_order = np.array_equal(plan.restore, np.arange(sum(group.tokens.size for group in plan.groups)))
-        begins = batch.slots % self._block_size == 0
+        block, offset = np.divmod(batch.slots.astype(np.int64), self._block_size)
+        heads = np.arange(self._num_kv_heads)
+        head_slots = (block[:, None] * self._num_kv_heads + heads) * self._block_size + offset[:, None]
         return TorchBatch(
             token_ids=self._tensor(batch.token_ids),
             positions=self._tensor(batch.positions.astype(np.float32)),
-            slots=self._tensor(batch.slots.astype(np.int64)),
-            begun_blocks=self._tensor((batch.slots[begins] // self._block_size).astype(np.int64)),
+            head_slots=self._tensor(head_slots.ravel()),
+            begun_blocks=self._tensor(block[offset == 0]),
             logit_tokens=self._tensor(batch.logit_tokens.astype(np.int64)),
-            groups=groups,
+            groups=tuple(map(self._group, plan.groups)),
             restore=None if in_order else self._tensor(plan.restore),
         )
 
-    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+    def _group(self, group: TileGroup) -> TorchTileGroup:
+        heads = np.arange(self._num_kv_heads)[:, None]
+        hidden = np.arange(group.blocks.shape[1] * self._block_size) > group.positions[:, None, :, None]
+        return TorchTileGroup(
+            tokens=self._tensor(group.tokens.ravel()),
+            head_blocks=self._tensor((group.blocks[:, None, :] * self._num_kv_heads + heads).ravel()),
+            mask=self._tensor(np.where(hidden, np.float32(-np.inf), np.float32(0))).to(self._dtype),
+        )
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
 
     # The op set, in the order of `noria.ops.base.Ops`, which says what each does.
@@ -133,12 +145,10 @@ class TorchOps:
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(self._dtype)
         # A padded key has no weight in attention, but 0 * NaN is NaN: what an unwritten slot holds must be finite. So
         # a block is cleared when its first slot is written, and all that anybody reads is the row's own or zero.
-        for pool, new in (
-            (self._keys[layer], rotated[:, spec.num_heads :]),
-            (self._values[layer], heads[:, rotated_heads:]),
-        ):
+        keys, values = rotated[:, spec.num_heads :], heads[:, rotated_heads:]
+        for pool, new in ((self._keys[layer], keys), (self._values[layer], values)):
             pool.index_fill_(0, batch.begun_blocks, 0)
-            pool.flatten(0, 1).index_copy_(0, batch.slots, new)
+            pool.flatten(0, 2).index_copy_(0, batch.head_slots, new.flatten(0, 1))
         return rotated[:, : spec.num_heads].flatten(1)
 
     def paged_attention(self, q: torch.Tensor, layer: int, spec: AttentionSpec, batch: TorchBatch) -> torch.Tensor:
@@ -148,25 +158,24 @@ class TorchOps:
 
     def _attend(self, q: torch.Tensor, group: TorchTileGroup, layer: int, spec: AttentionSpec) -> torch.Tensor:
         """Attention of one group: [tiles * queries, heads * head_dim]."""
-        tiles, _, queries, keys = group.visible.shape
-        shared = spec.num_heads // spec.num_kv_heads  # query heads per key/value head
+        tiles, _, queries, keys = group.mask.shape
+        kv_heads, shared = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
         # Query heads that share a key/value head become further queries of it: [tiles, kv_heads, shared * queries, d].
-        folded = q.index_select(0, group.tokens).view(tiles, queries, spec.num_kv_heads, shared, spec.head_dim)
-        folded = folded.permute(0, 2, 3, 1, 4).reshape(tiles, spec.num_kv_heads, shared * queries, spec.head_dim)
+        folded = q.index_select(0, group.tokens).view(tiles, queries, kv_heads, shared, spec.head_dim)
+        folded = folded.permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, shared * queries, spec.head_dim)
         k, v = (
-            pool[layer]
-            .index_select(0, group.blocks)
-            .view(tiles, keys, spec.num_kv_heads, spec.head_dim)
-            .transpose(1, 2)
+            pool[layer].flatten(0, 1).index_select(0, group.head_blocks).view(tiles, kv_heads, keys, spec.head_dim)
             for pool in (self._keys, self._values)
         )
-        visible = group.visible.expand(tiles, shared, queries, keys).reshape(tiles, 1, shared * queries, keys)
-        attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=visible, scale=spec.scale)
-        unfolded = attended.view(tiles, spec.num_kv_heads, shared, queries, spec.head_dim).permute(0, 3, 1, 2, 4)
+        mask = group.mask  # of a decode it serves all heads as it is
+        if queries > 1:
+            mask = mask.expand(tiles, shared, queries, keys).reshape(tiles, 1, shared * queries, keys)
+        attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=spec.scale)
+        unfolded = attended.view(tiles, kv_heads, shared, queries, spec.head_dim).permute(0, 3, 1, 2, 4)
         return unfolded.reshape(tiles * queries, spec.q_size)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.float().chunk(2, dim=-1)
+        gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -179,7 +188,14 @@ class TorchOps:
         return x.index_select(0, batch.logit_tokens)
 
     def logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(x.to(self._dtype), weight).float()
+        # A bfloat16 product would round the scores to 8 bits: ties at the top, and most of the distance from the
+        # float32 model. So slices of the head that fit a cache are widened on the way.
+        x = x.float()
+        result = x.new_empty((x.shape[0], weight.shape[0]))
+        for start in range(0, weight.shape[0], _HEAD_ROWS):
+            rows = slice(start, start + _HEAD_ROWS)
+            torch.mm(x, weight[rows].float().T, out=result[:, rows])
+        return result
 
 
 class TorchExecutor:
@@ -201,7 +217,7 @@ class TorchExecutor:
     ) -> None:
         self._dtype = _dtype(dtype)
         self._device = _device(device)
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads or _num_cores())
         architecture = registry.find(model.config.architecture)
         plan = architecture.plan(model)
         self._config = model.config
@@ -302,3 +318,8 @@ def _device(name: str) -> torch.device:
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise OptionError(f"device {name!r}: torch sees {torch.cuda.device_count()} CUDA devices, counted from 0")
     return device
+
+
+def _num_cores() -> int:
+    """Cores this process may use; not every system can say which those are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files.model import RopeConfig
-from noria.runner.executor import Float32Array
+
+Float32Array = npt.NDArray[np.float32]
 
 SCALINGS = ("none", "linear", "llama3", "factors")
 

@@ -5,8 +5,9 @@ similar size are put into one group and padded to its largest, so that a layer n
 however many rows there are. Used by `noria.ops.reference`; numpy only. It knows nothing of heads or of values.
 
 What padding can cost is bounded: the queries of a tile at most double, its keys grow at most by half or by
-`SLACK_BLOCKS`, and a group gathers at most `GROUP_KEYS` keys unless it is a single tile. A layer therefore holds,
-beside the pool, keys and values of at most max(GROUP_KEYS, the longest row) tokens.
+`SLACK_BLOCKS`, and a group gathers at most `group_keys` keys unless it is a single tile. A layer therefore holds,
+beside the pool, keys and values of at most max(group_keys, the longest row) tokens at a time; a step holds one mask
+entry for each padded query and key, which for a budget of 512 tokens at a context of 32,768 is at most 50 million.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from noria.runner.executor import ForwardBatch
 Int64Array = npt.NDArray[np.int64]
 
 TILE_QUERIES = 64
-GROUP_KEYS = 32_768
 SLACK_BLOCKS = 4
 
 
@@ -42,8 +42,8 @@ class TilePlan:
     restore: Int64Array  # [tokens]; where each token's result is among all groups' queries, laid end to end
 
 
-def plan_tiles(batch: ForwardBatch, block_size: int) -> TilePlan:
-    """Cuts a batch with at least one token."""
+def plan_tiles(batch: ForwardBatch, block_size: int, group_keys: int) -> TilePlan:
+    """Cuts a batch. `group_keys`: how many keys, padding included, one group may gather."""
     query_start = batch.query_start.astype(np.int64)
     query_len = np.diff(query_start)
     tiles_per_row = -(-query_len // TILE_QUERIES)
@@ -59,7 +59,7 @@ def plan_tiles(batch: ForwardBatch, block_size: int) -> TilePlan:
     groups = []
     restore = np.empty(len(batch.token_ids), dtype=np.int64)
     done = 0
-    for begin, end in _runs(padded[order], num_blocks[order], block_size):
+    for begin, end in _runs(padded[order], num_blocks[order], group_keys // block_size):
         chosen = order[begin:end]
         queries, blocks = int(padded[chosen[0]]), int(num_blocks[chosen[-1]])
         within = np.minimum(np.arange(queries), length[chosen, None] - 1)  # [tiles, queries]
@@ -72,7 +72,7 @@ def plan_tiles(batch: ForwardBatch, block_size: int) -> TilePlan:
     return TilePlan(tuple(groups), restore)
 
 
-def _runs(padded: Int64Array, num_blocks: Int64Array, block_size: int) -> list[tuple[int, int]]:
+def _runs(padded: Int64Array, num_blocks: Int64Array, group_blocks: int) -> list[tuple[int, int]]:
     """Cuts tiles, sorted by padded queries and then by blocks, into groups: (begin, end) of each."""
     runs = []
     begin = 0
@@ -80,7 +80,7 @@ def _runs(padded: Int64Array, num_blocks: Int64Array, block_size: int) -> list[t
         if i < len(padded):
             smallest, largest = int(num_blocks[begin]), int(num_blocks[i])
             alike = padded[i] == padded[begin] and largest <= max(smallest * 3 // 2, smallest + SLACK_BLOCKS)
-            if alike and (i + 1 - begin) * largest * block_size <= GROUP_KEYS:
+            if alike and (i + 1 - begin) * largest <= group_blocks:
                 continue
         runs.append((begin, i))
         begin = i

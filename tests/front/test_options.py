@@ -1,0 +1,102 @@
+"""Options are defined once and reach the command line whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from cyclopts import App
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noria.cli.options import SAMPLING_HELP, UsageError, parse_count, takes_options
+from noria.config import EngineOptions
+from noria.sampling import SamplingParams
+
+
+def parse(arguments: Sequence[str]) -> tuple[EngineOptions, SamplingParams]:
+    """What a command that takes all options is called with."""
+    seen: list[Any] = []
+
+    def command(*, engine: EngineOptions, sampling: SamplingParams) -> None:
+        seen.append((engine, sampling))
+
+    app = App(result_action="return_value")
+    app.default(takes_options(command))
+    app(list(arguments), exit_on_error=False, print_error=False)
+    return seen[0]
+
+
+def test_without_arguments_the_defaults_hold() -> None:
+    assert parse([]) == (EngineOptions(), SamplingParams())
+
+
+def test_every_option_has_help() -> None:
+    assert all(spec.metadata["help"] for spec in dataclasses.fields(EngineOptions))
+    assert list(SAMPLING_HELP) == [spec.name for spec in msgspec.structs.fields(SamplingParams)]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    # Where a command takes both, --seed is the request's; the engine's is tested with `bench`.
+    [spec for spec in dataclasses.fields(EngineOptions) if spec.name != "seed"],
+    ids=lambda spec: spec.name,
+)
+def test_every_engine_option_has_a_flag_its_aliases_and_a_variable(
+    spec: dataclasses.Field[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if spec.type == "bool":
+        assert getattr(parse([f"--no-{spec.name.replace('_', '-')}"])[0], spec.name) is False
+        monkeypatch.setenv(f"NORIA_{spec.name.upper()}", "false")
+        assert getattr(parse([])[0], spec.name) is False
+        return
+    text, value = {"dtype": ("float32", "float32"), "device": ("cuda", "cuda")}.get(spec.name, ("48", 48))
+    flags = (f"--{spec.name.replace('_', '-')}", f"--{spec.name}", *spec.metadata["aliases"])
+    for flag in flags:
+        assert getattr(parse([flag, text])[0], spec.name) == value
+        assert getattr(parse([f"{flag}={text}"])[0], spec.name) == value
+    monkeypatch.setenv(f"NORIA_{spec.name.upper()}", text)
+    assert getattr(parse([])[0], spec.name) == value
+
+
+def test_sampling_flags() -> None:
+    numbers = ["--temperature", "0.5", "--max-tokens", "2k", "--stop-token-ids", "3", "--seed=-4"]
+    _, sampling = parse([*numbers, "--stop", "a", "--stop=-b", "--ignore-eos", "--no-skip-special-tokens"])
+    assert sampling == SamplingParams(
+        temperature=0.5,
+        stop=("a", "-b"),
+        max_tokens=2000,
+        stop_token_ids=(3,),
+        seed=-4,
+        ignore_eos=True,
+        skip_special_tokens=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("4096", 4096), ("8k", 8000), ("2M", 2_000_000), ("1.5KiB", 1536), ("4GiB", 2**32), ("1gb", 10**9), ("-3", -3)],
+)
+def test_counts_may_have_units(text: str, value: int) -> None:
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "4x", "1.5", "1.2345k", "4 5", "0x10", "1e3", "nan", "--5"])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(ValueError, match="not a whole number"):
+        parse_count(text)
+
+
+@given(st.integers())
+def test_plain_integers_are_themselves(value: int) -> None:
+    assert parse_count(str(value)) == value
+
+
+def test_values_out_of_bounds_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match="temperature must be between"):
+        parse(["--temperature", "5"])
+    with pytest.raises(UsageError, match="max_num_seqs must be at least 1"):
+        parse(["--max-num-seqs", "0"])

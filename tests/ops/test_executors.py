@@ -1,0 +1,95 @@
+"""Making an executor: options that cannot be had are refused with what to change; loading reports its progress."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from models.support import tiny_model
+from noria.errors import OptionError, UnsupportedError
+from noria.files.model import ModelFiles
+from noria.files.sources import open_model
+from noria.ops.executors import create_executor
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    path = tmp_path_factory.mktemp("tiny")
+    tiny_model("llama").save_pretrained(path)
+    return open_model(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float16"}, "dtype 'float16' is not supported; use one of bfloat16, float32"),
+        ({"dtype": "float32", "device": "abacus"}, "device 'abacus' is not one torch knows"),
+        ({"dtype": "float32", "device": "meta"}, "device 'meta' is not supported; use cpu, cuda or cuda:N"),
+    ],
+)
+def test_options_are_refused(files: ModelFiles, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        create_executor(files, **options)
+
+
+@pytest.mark.parametrize(("count", "message"), [(0, "sees no CUDA device"), (1, "sees 1 CUDA devices")])
+def test_a_cuda_device_that_is_not_there(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch, count: int, message: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(OptionError, match=message):
+        create_executor(files, dtype="float32", device="cuda:3")
+
+
+def test_without_torch_it_says_what_to_install(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.__import__
+
+    def without_torch(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+        return original(name, *rest)
+
+    monkeypatch.delitem(sys.modules, "noria.ops.reference", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without_torch)
+    with pytest.raises(OptionError, match=r"pip install 'noria\[torch\]'"):
+        create_executor(files, dtype="float32")
+
+
+def test_a_pool_that_does_not_fit(files: ModelFiles) -> None:
+    executor = create_executor(files, dtype="float32", threads=1)
+    with pytest.raises(OptionError, match=r"KV pool of 1000000000000 blocks .* lower num_kv_blocks"):
+        executor.allocate_kv(10**12, 16)
+
+
+def test_loading_reports_bytes(files: ModelFiles) -> None:
+    seen: list[tuple[int, int]] = []
+    executor = create_executor(files, dtype="float32", threads=1, report=lambda done, total: seen.append((done, total)))
+    totals = dict.fromkeys(total for _, total in seen)
+    done = [d for d, _ in seen]
+    assert done == sorted(done)
+    assert list(totals) == [done[-1]]
+    constants = 8 * 4  # the rotary frequencies are in no file
+    assert executor.num_weight_bytes == done[-1] + constants
+    assert executor.num_weight_bytes - constants == sum(p.nbytes for p in tiny_model("llama").parameters())
+    assert executor.config == files.config
+
+
+def test_loading_in_bfloat16_halves_what_products_use(files: ModelFiles) -> None:
+    whole, half = (create_executor(files, dtype=dtype, threads=1) for dtype in ("float32", "bfloat16"))
+    assert half.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
+    assert half.num_weight_bytes < 0.51 * whole.num_weight_bytes
+
+
+def test_an_architecture_that_is_not_there(files: ModelFiles) -> None:
+    class Renamed:
+        def __getattr__(self, name: str) -> Any:
+            return replace(files.config, architecture="mamba") if name == "config" else getattr(files, name)
+
+    with pytest.raises(UnsupportedError, match="'mamba' is not supported; supported: llama, qwen2"):
+        create_executor(Renamed(), dtype="float32", threads=1)
