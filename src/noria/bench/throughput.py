@@ -10,10 +10,11 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from noria.assembly import Assembled
+from noria.bench.timeline import Timeline, summarise_timelines
 from noria.bench.workload import WorkloadRequest
 from noria.core.events import FinishReason, RequestEvent
 from noria.engine.messages import EngineRequest
@@ -25,22 +26,6 @@ WARM_UP_REQUESTS, WARM_UP_PROMPT_TOKENS, WARM_UP_TOKENS = 4, 64, 8
 Clock = Callable[[], float]
 Progress = Callable[[int, int], None]
 """Called with the number of new tokens and the number of requests that ended."""
-
-
-@dataclass(slots=True)
-class Timeline:
-    """What happened to one request. Times are in seconds on the run's clock."""
-
-    request: WorkloadRequest
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    start_s: float = 0.0
-    token_times_s: list[float] = field(default_factory=list)
-    error: str | None = None
-
-    @property
-    def is_ok(self) -> bool:
-        return self.error is None and bool(self.token_times_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,54 +102,16 @@ def _submit(assembled: Assembled, request_id: str, timeline: Timeline, clock: Cl
 
 def _note(timeline: Timeline, event: RequestEvent, now_s: float) -> None:
     timeline.token_times_s += [now_s] * len(event.token_ids)
+    timeline.num_generated += len(event.token_ids)
     timeline.num_cached_tokens = max(timeline.num_cached_tokens, event.num_cached_tokens)
     if event.finish_reason is FinishReason.ERROR:
         timeline.error = event.error or "the engine failed"
 
 
 def summarise(run: Run, label: str) -> dict[str, Any]:
-    """The figures of a run: throughput in tokens per second; time to first token in seconds; time per output token and
-    gap between tokens in milliseconds. Those of failed requests count only as failures."""
-    ok = [timeline for timeline in run.timelines if timeline.is_ok]
-    num_prompt = sum(timeline.num_prompt_tokens for timeline in ok)
-    num_generated = sum(len(timeline.token_times_s) for timeline in ok)
-    ttft_s = [timeline.token_times_s[0] - timeline.start_s for timeline in ok]
-    tpot_s = [
-        (timeline.token_times_s[-1] - timeline.token_times_s[0]) / (len(timeline.token_times_s) - 1)
-        for timeline in ok
-        if len(timeline.token_times_s) > 1
-    ]
-    gaps_s = [
-        b - a for timeline in ok for a, b in zip(timeline.token_times_s, timeline.token_times_s[1:], strict=False)
-    ]
-    errors = dict.fromkeys(timeline.error or "no tokens" for timeline in run.timelines if not timeline.is_ok)
-    return {
-        "label": label,
-        "ok": len(ok),
-        "failed": len(run.timelines) - len(ok),
-        "short": sum(len(timeline.token_times_s) != timeline.request.max_tokens for timeline in ok),
-        "wall_s": round(run.wall_s, 2),
-        "prompt_tokens": num_prompt,
-        "gen_tokens": num_generated,
-        "gen_tok_s": round(num_generated / run.wall_s, 1),
-        "total_tok_s": round((num_generated + num_prompt) / run.wall_s, 1),
-        "ttft_p50": _rounded(percentile(ttft_s, 50), 3),
-        "ttft_p99": _rounded(percentile(ttft_s, 99), 3),
-        "tpot_p50_ms": _rounded(percentile(tpot_s, 50), 2, scale=1e3),
-        "tpot_p99_ms": _rounded(percentile(tpot_s, 99), 2, scale=1e3),
-        "itl_p99_ms": _rounded(percentile(gaps_s, 99), 2, scale=1e3),
-        "errors": list(errors)[:3],
-        "cached_tokens": sum(timeline.num_cached_tokens for timeline in ok),
+    """The figures of a run; see `summarise_timelines`."""
+    return summarise_timelines(run.timelines, run.wall_s, label) | {
+        "cached_tokens": sum(timeline.num_cached_tokens for timeline in run.timelines if timeline.is_ok),
         "steps": run.num_steps,
         "preemptions": run.num_preemptions,
     }
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The value at the nearest rank; None of nothing."""
-    ordered = sorted(values)
-    return ordered[round(percent / 100 * (len(ordered) - 1))] if ordered else None
-
-
-def _rounded(value: float | None, digits: int, *, scale: float = 1.0) -> float | None:
-    return None if value is None else round(value * scale, digits)

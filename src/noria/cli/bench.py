@@ -59,3 +59,40 @@ def throughput(
         "num_kv_blocks": assembled.scheduler_config.num_blocks,
     }
     print(msgspec.json.encode(result).decode(), flush=True)
+
+
+@bench.command
+def serve(
+    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.")],
+    *,
+    workload: Annotated[Path, Parameter(help='JSON lines of {"arrival_s", "prompt": text or ids, "max_tokens"}.')],
+    model: Annotated[str | None, Parameter(help="The model's name there. Default: the first it lists.")] = None,
+    rate_scale: Annotated[float, Parameter(help="Stretches arrivals: 2 halves the rate.")] = 1.0,
+    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+) -> None:
+    """Send a workload to a running server (any OpenAI-compatible one), streamed. Prints one JSON line."""
+    from noria.bench.serve import Load, run_load
+    from noria.bench.timeline import summarise_timelines
+    from noria.bench.workload import read_workload
+
+    requests = read_workload(workload)
+    load = Load(url=url.rstrip("/"), model=model, rate_scale=rate_scale)
+    with ProgressBar(len(requests), show=None) as bar:
+        timelines, wall_s = run_load(
+            load, requests, lambda num_chunks, num_ended: bar.add(num_tokens=num_chunks, num_sequences=num_ended)
+        )
+    print(msgspec.json.encode(summarise_timelines(timelines, wall_s, label)).decode(), flush=True)
+
+
+@bench.command
+def startup(
+    model: ModelArgument = None,
+    *,
+    runs: Annotated[int, Parameter(help="How many times.")] = 10,
+    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+) -> None:
+    """Measure the time from `noria serve` to the first streamed token. Prints one JSON line."""
+    from noria.bench.startup import measure_startup
+
+    result = {"label": label} | measure_startup([] if model is None else [model], num_runs=runs)
+    print(msgspec.json.encode(result).decode(), flush=True)
