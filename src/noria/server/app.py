@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-import noria
 from noria.observe.prometheus import CONTENT_TYPE, metrics_page
 from noria.server.bodies import ChatBody, CompletionBody
 from noria.server.chat import ChatApi
@@ -19,6 +18,7 @@ from noria.server.completions import CompletionsApi
 from noria.server.endpoint import GenerationEndpoint
 from noria.server.errors import ApiError
 from noria.server.state import ServerState
+from noria.version import __version__
 
 
 def create_app(state: ServerState) -> Starlette:
@@ -43,7 +43,7 @@ def create_app(state: ServerState) -> Starlette:
         return Response(page, headers={"Content-Type": CONTENT_TYPE})
 
     async def version(request: Request) -> Response:
-        return _json({"version": noria.__version__})
+        return _json({"version": __version__})
 
     return Starlette(
         routes=[
