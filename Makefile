@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-full test-core check format clean
+.PHONY: help install serve test test-full test-core check format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -18,6 +18,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+PORT ?= 8000
+MODEL ?=
+
+serve: $(STAMP)  ## serve MODEL (default: a small one, fetched once) on 127.0.0.1, PORT=8000
+	$(BIN)/noria serve $(MODEL) --host 127.0.0.1 --port $(PORT)
 
 test: $(STAMP)  ## what CI runs: under 15 minutes on 2 cores
 	$(BIN)/python -m pytest -m 'not full'
