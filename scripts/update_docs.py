@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of options into docs/serving.md from their definitions. `--check` only says whether they are current."""
+"""Writes the tables of options into docs/serving.md from their definitions. `--check` only says if they are current."""
 
 from __future__ import annotations
 
