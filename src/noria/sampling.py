@@ -6,8 +6,6 @@ know from OpenAI's API and its common extensions.
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from noria.errors import RequestError
@@ -24,7 +22,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_tokens` None means "what fits into the context". `seed` None means "the engine picks one".
     `logprobs` is the number of alternatives to report beside the chosen token (None: report nothing).
-    Raises `RequestError` naming the field when a value is out of bounds.
+    `top_k` 0 or -1 means off.
+    Raises `RequestError` naming the field when a value is out of bounds; what is accepted can go to another process,
+    whose messages hold integers of 64 bits.
     """
 
     n: int = 1
@@ -47,7 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
+            if value is not None and not low <= value <= high:  # nor is NaN
                 raise RequestError(f"{name} must be between {low} and {high}, not {value}", param=name)
         if self.repetition_penalty <= 0:
             raise RequestError(
@@ -55,8 +55,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.top_p <= 0:
             raise RequestError(f"top_p must be above 0 and at most 1, not {self.top_p}", param="top_p")
-        if self.top_k < -1:
-            raise RequestError(f"top_k must be -1 or 0 (off) or positive, not {self.top_k}", param="top_k")
+        if not all(0 <= token_id < 2**31 for token_id in self.stop_token_ids):
+            raise RequestError("stop_token_ids must be token ids: 0 or more, below 2**31", param="stop_token_ids")
         if len(self.stop) > MAX_STOP_STRINGS or any(not s for s in self.stop):
             raise RequestError(f"stop takes up to {MAX_STOP_STRINGS} strings, none of them empty", param="stop")
 
@@ -70,9 +70,11 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, 2**31 - 1),
     ("temperature", 0.0, 2.0),
     ("top_p", 0.0, 1.0),
+    ("top_k", -1, 2**63 - 1),
     ("min_p", 0.0, 1.0),
     ("repetition_penalty", 0.0, 100.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
+    ("seed", -(2**63), 2**64 - 1),
     ("logprobs", 0, MAX_LOGPROBS),
 )
