@@ -96,6 +96,18 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(after, caplog):
     assert sorted(endings) == ["error", "error", "length"], "every end is on record"
 
 
+def test_a_step_that_never_reached_the_worker_does_not_swallow_endings():
+    """Otherwise the rows of requests that ended before it would stay with the worker for good."""
+    runner = FailingRunner(2, MemoryError(), after=False)
+    core = engine(runner)
+    core.add_request(request("ended", max_tokens=1))
+    core.add_request(request("failed"))
+    while core.has_work:
+        core.step()
+    told = [request_id for plan in runner.plans for request_id in plan.finished]
+    assert told == ["ended", "failed"]
+
+
 def test_an_interrupt_ends_the_requests_of_the_step_and_goes_on_up():
     core = engine(FailingRunner(1, KeyboardInterrupt(), after=True))
     core.add_request(request("a"))
