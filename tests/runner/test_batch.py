@@ -178,6 +178,21 @@ def test_a_plan_that_contradicts_the_batch_is_refused(fields: dict[str, Any], me
         new_batch().apply(plan(**fields))
 
 
+@pytest.mark.parametrize("fields", [{"admitted": (admitted("x", [3, VOCAB]),)}, {"new_block_ids": {"b": (POOL + 1,)}}])
+def test_after_a_refused_plan_the_other_rows_stand_and_no_room_is_lost(fields: dict[str, Any]) -> None:
+    batch = new_batch(max_num_seqs=3)
+    newcomers = admitted("a", blocks=[1]), admitted("b", blocks=[2]), admitted("c", [5, 6], blocks=[3])
+    batch.apply(plan(admitted=newcomers))
+    with pytest.raises(EngineError):
+        batch.apply(plan(finished=("a",), **fields))
+    batch.apply(plan(finished=("b", "x"), admitted=(admitted("d", blocks=[4]), admitted("e", blocks=[5]))))
+    batch.check()
+    assert sorted(batch.request_ids) == ["c", "d", "e"]
+    row = batch.row("c")
+    assert batch.token_ids[row, : batch.num_tokens[row]].tolist() == [5, 6]
+    assert batch.block_table[row, 0] == 3
+
+
 def test_without_a_vocabulary_size_ids_are_bounded_by_int32() -> None:
     with pytest.raises(EngineError, match="token id"):
         new_batch(vocab_size=None).apply(plan(admitted=(admitted("a", [2**31]),)))

@@ -68,8 +68,15 @@ class PersistentBatch:
     def apply(self, plan: StepPlan) -> None:
         """Brings the rows up to date with `plan`: remove, admit, append blocks, condense.
 
-        Raises `EngineError` when the plan contradicts the batch; the batch is then half-way and of no further use.
+        Raises `EngineError` when the plan contradicts the batch. The rows of requests that the plan admits or gives
+        blocks to are then in doubt and must be finished; all others are as they were.
         """
+        try:
+            self._apply(plan)
+        finally:
+            self._condense()
+
+    def _apply(self, plan: StepPlan) -> None:
         holes: list[int] = []  # a heap, so that newcomers take the lowest
         for request_id in (*plan.finished, *plan.preempted):
             if request_id in self._rows:  # the worker may never have known one that ended while it waited
@@ -81,7 +88,6 @@ class PersistentBatch:
             self._admit(admitted, heapq.heappop(holes) if holes else len(self.request_ids))
         for request_id, block_ids in plan.new_block_ids.items():
             self._append_blocks(self.row(request_id), request_id, block_ids)
-        self._condense(holes)
 
     def append_token(self, row: int, token_id: int) -> None:
         """Adds a sampled token to the row's known tokens. The caller has checked that there is room."""
@@ -154,11 +160,10 @@ class PersistentBatch:
             raise EngineError(f"{what} is {smallest if smallest < low else greatest}, outside {low} .. {last}")
         return np.array(ids, dtype=np.int32)
 
-    def _condense(self, holes: list[int]) -> None:
+    def _condense(self) -> None:
         """Moves the last row into the lowest hole until the rows in use are 0 .. num_rows - 1."""
         self._drop_holes_at_end()
-        while holes:
-            hole = heapq.heappop(holes)
+        for hole in [row for row, request_id in enumerate(self.request_ids) if request_id is None]:
             if hole < len(self.request_ids):
                 self._move(len(self.request_ids) - 1, hole)
                 self._drop_holes_at_end()

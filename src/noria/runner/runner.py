@@ -50,8 +50,9 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Executes one plan. A plan without tokens only brings the batch up to date.
 
-        Raises `EngineError` when the plan contradicts the batch or the executor returns something unusable; the
-        runner is then in no known state and must not be used again.
+        Raises `EngineError` when the plan contradicts the batch or the executor returns something unusable, and passes
+        on what the executor raises. The plan's requests must then be finished (`Scheduler.abandon` does that) with the
+        next plan; rows that it did not schedule are as they were.
         """
         self.batch.apply(plan)
         if plan.is_empty:
