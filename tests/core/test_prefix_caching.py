@@ -69,6 +69,19 @@ def test_the_wait_for_a_prefix_names_who_computes_it_and_others_go_by():
     assert plan.num_scheduled_tokens["b"] == 4
 
 
+def test_those_who_wait_keep_their_order_and_who_was_not_looked_at_is_told_so():
+    world = World(num_blocks=64, block_size=4, max_num_seqs=3, max_num_batched_tokens=64)
+    prompt = list(range(100, 112))
+    for i in range(4):
+        world.add(f"same{i}", [*prompt, i])
+    world.add("other", 5)
+    plan = world.step()
+    assert [held.request_id for held in plan.held] == ["same1", "same2", "same3"]
+    assert plan.admission_end is not None
+    assert plan.admission_end.limit is Limit.ADMISSION_SCAN, "nobody computes a prefix of the other one"
+    assert [request.request_id for request in world.scheduler.waiting] == ["same1", "same2", "same3", "other"]
+
+
 def test_the_wait_ends_when_the_one_that_computes_is_gone():
     world = World(block_size=4, max_num_batched_tokens=16)
     world.add("a", prompt_of(40))

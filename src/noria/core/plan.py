@@ -32,6 +32,7 @@ class Limit(StrEnum):
     MAX_NUM_SEQS = "max_num_seqs"  # all sequence slots are taken
     KV_BLOCKS = "kv_blocks"  # what it still needs does not fit beside what others were promised
     PREFIX_BEING_COMPUTED = "prefix_being_computed"  # a running request is computing its next block
+    ADMISSION_SCAN = "admission_scan"  # max_num_seqs others were looked at and held in this step; nobody else was
     PREEMPTING_STEP = "preempting_step"  # somebody was preempted in this step, so nobody is admitted
 
 

@@ -138,7 +138,7 @@ class Scheduler:
         if len(self.running) >= self.config.max_num_seqs:
             return Limit.MAX_NUM_SEQS
         if num_passed_over >= self.config.max_num_seqs:  # bounds the work of one step
-            return Limit.PREFIX_BEING_COMPUTED
+            return Limit.ADMISSION_SCAN
         return None
 
     def _try_admit(self, request: Request, draft: PlanDraft) -> Limit | None:
