@@ -1,7 +1,7 @@
 """Builds an engine for a model and its options: the one place that joins files, text, runner and core.
 
-Used by `noria.llm`, `noria.bench` and, later, the engine process. It decides nothing itself: what fits where is
-computed by the parts it calls, and said in the log.
+Used by `noria.llm`, `noria.bench` and the engine process of `noria.server`. It decides nothing itself: what fits
+where is computed by the parts it calls, and said in the log.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from noria.config import EngineOptions, SchedulerConfig
 from noria.core.scheduler import Scheduler
 from noria.engine.client import EngineClient, InProcessClient
 from noria.engine.core import EngineCore
-from noria.errors import OptionError
 from noria.files.model import ModelFiles
 from noria.files.sources import open_model
+from noria.ops.executors import create_executor
 from noria.runner.executor import Executor
 from noria.runner.kv_memory import free_memory_bytes, size_kv_pool
 from noria.runner.runner import ModelRunner
@@ -47,7 +47,7 @@ def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -
     started_s = time.monotonic()
     files = open_model(model, report=logger.info)
     tokenizer = load_tokenizer(files.tokenizer)
-    executor = _load_executor(files, options)
+    executor = create_executor(files, dtype=options.dtype, device=options.device, threads=options.threads)
     assembled = join(files, tokenizer, executor, options)
     took_s = time.monotonic() - started_s
     logger.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)
@@ -57,7 +57,7 @@ def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -
 def build_core(model: str, options: EngineOptions, report: Callable[[str], None]) -> EngineCore:
     """The engine alone, for a process of its own, which has no use for text; `report` is told how it goes."""
     files = open_model(model, report=report)
-    executor = _load_executor(files, options)
+    executor = create_executor(files, dtype=options.dtype, device=options.device, threads=options.threads)
     return join_core(files, executor, options)
 
 
@@ -69,11 +69,12 @@ def join(files: ModelFiles, tokenizer: Tokenizer, executor: Executor, options: E
 
 def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> EngineCore:
     """Sizes the KV pool and joins runner and scheduler around a loaded model."""
+    free_bytes = executor.free_device_bytes
     pool = size_kv_pool(
         options,
         model_max_len=files.config.max_position_embeddings,
         kv_bytes_per_token=executor.kv_bytes_per_token,
-        free_bytes=free_memory_bytes(),
+        free_bytes=free_memory_bytes() if free_bytes is None else free_bytes,
     )
     logger.info("%s", pool.explanation)
     config = SchedulerConfig(
@@ -95,15 +96,3 @@ def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> 
         vocab_size=config.vocab_size,
     )
     return EngineCore(Scheduler(config), runner, seed=options.seed)
-
-
-def _load_executor(files: ModelFiles, options: EngineOptions) -> Executor:
-    try:
-        from noria.ops.reference import TorchExecutor  # here, because only this needs torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise OptionError(
-            'running a model needs PyTorch, which is not installed: pip install "noria[torch]"'
-        ) from error
-    return TorchExecutor(files, dtype=options.dtype, device=options.device, threads=options.threads)

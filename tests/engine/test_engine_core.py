@@ -7,9 +7,9 @@ from noria.core.events import FinishReason
 from noria.core.plan import StepPlan, StepResult
 from noria.core.scheduler import Scheduler
 from noria.engine.client import InProcessClient
-from noria.engine.core import EngineCore
+from noria.engine.core import MAX_FAILED_STEPS, EngineCore
 from noria.engine.messages import EngineRequest
-from noria.errors import RequestError
+from noria.errors import EngineError, RequestError
 from noria.fakes import ManualClock, ScriptedRunner
 from noria.sampling import SamplingParams
 
@@ -94,6 +94,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(after, caplog):
     assert core.scheduler.kv.pool.num_free_blocks == 64
     endings = [ending.reason for record in core.records for ending in record.endings]
     assert sorted(endings) == ["error", "error", "length"], "every end is on record"
+    assert [record.error for record in core.records][:3] == [None, "RuntimeError: out of smoke", None]
 
 
 def test_a_step_that_never_reached_the_worker_does_not_swallow_endings():
@@ -118,3 +119,44 @@ def test_an_interrupt_ends_the_requests_of_the_step_and_goes_on_up():
     while core.has_work:
         core.step()
     core.scheduler.check()
+
+
+class DeafRunner(ScriptedRunner):
+    """Runs the plan, but forgets to report the tokens of one request."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        return StepResult({r: tokens for r, tokens in result.token_ids.items() if r != "deaf"})
+
+
+def test_a_token_that_is_owed_and_missing_ends_the_step_and_nobody_waits_for_ever():
+    core = engine(DeafRunner(64, 4))
+    core.add_request(request("deaf"))
+    core.add_request(request("other", num_prompt=3))
+    events = core.step()
+    assert [e.finish_reason for e in events] == [FinishReason.ERROR] * 2
+    assert "deaf" in (events[0].error or "")
+    assert core.num_unfinished == 0
+    core.scheduler.check()
+
+
+def test_an_engine_that_only_fails_gives_up():
+    class BrokenRunner(ScriptedRunner):
+        def execute(self, plan: StepPlan) -> StepResult:
+            raise RuntimeError("broken for good")
+
+    core = engine(BrokenRunner(64, 4))
+    for i in range(MAX_FAILED_STEPS - 1):
+        core.add_request(request(f"r{i}"))
+        core.step()
+    core.add_request(request("last"))
+    with pytest.raises(EngineError, match=r"10 steps in a row failed.*broken for good"):
+        core.step()
+
+
+def test_records_do_not_hold_on_to_prompts():
+    core = engine()
+    core.add_request(request("r", num_prompt=50))
+    core.step()
+    [admitted] = core.records[-1].plan.admitted
+    assert (admitted.request_id, admitted.num_prompt_tokens, admitted.token_ids) == ("r", 50, ())

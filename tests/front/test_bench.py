@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.bench.throughput import Run, Timeline, percentile, run_workload, summarise, warm_up
+from noria.bench.throughput import Run, run_workload, summarise, warm_up
+from noria.bench.timeline import Timeline, percentile
 from noria.bench.workload import WorkloadRequest
 from noria.fakes import ManualClock
 from support.fakes import alphabet

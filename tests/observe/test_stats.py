@@ -89,3 +89,13 @@ def test_the_page_is_what_a_scraper_reads():
     assert buckets == sorted(buckets)
     assert buckets[-1] == 1
     assert {s.labels["finished_reason"]: s.value for s in families["noria:request_success"].samples}["length"] == 1
+
+
+def test_a_step_that_failed_computed_nothing():
+    world = World()
+    world.add("a", 10)
+    plan = world.schedule()
+    world.scheduler.abandon(plan, 1.0, "out of smoke")
+    stats = EngineStats(world.config.num_blocks)
+    stats.add(world.scheduler.records[-1])
+    assert (stats.num_computed_tokens, stats.num_arrived, stats.num_finished[FinishReason.ERROR]) == (0, 1, 1)

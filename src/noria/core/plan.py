@@ -92,6 +92,13 @@ class StepPlan(msgspec.Struct, frozen=True):
     def num_tokens(self) -> int:
         return sum(self.num_scheduled_tokens.values())
 
+    def without_token_ids(self) -> StepPlan:
+        """The same plan for keeping, without the token ids of those it admits."""
+        if not self.admitted:
+            return self
+        admitted = tuple(msgspec.structs.replace(a, token_ids=()) for a in self.admitted)
+        return msgspec.structs.replace(self, admitted=admitted)
+
     @property
     def is_empty(self) -> bool:
         """True when there is nothing to run (there may still be rows to forget)."""

@@ -30,7 +30,10 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True):
-    """One executed step. Times are on the engine's clock, in seconds; counts are taken after the step."""
+    """One step. Times are on the engine's clock, in seconds; counts are taken after the step.
+
+    The plan is kept without the token ids of those it admitted: the ring would hold on to whole prompts.
+    """
 
     plan: StepPlan
     result: StepResult
@@ -41,6 +44,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     num_running: int
     num_waiting: int
     num_free_blocks: int
+    error: str | None = None
+    """Why the plan was not executed, if it was not; its requests have ended then."""
 
     @property
     def duration_s(self) -> float:

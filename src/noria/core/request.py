@@ -89,7 +89,7 @@ class Request:
     @property
     def num_remaining(self) -> int:
         """How many tokens behind its target it is: what it would like to run next."""
-        return len(self.token_ids) - self.num_computed
+        return self.num_target - self.num_computed
 
     @property
     def num_output_tokens(self) -> int:

@@ -27,6 +27,7 @@ from noria.core.queues import FcfsQueue, RunningList
 from noria.core.record import Arrival, Ending, StepRecord
 from noria.core.request import Request, RequestState
 from noria.core.stopping import why_stopped
+from noria.errors import EngineError
 from noria.kv.manager import KVManager
 
 
@@ -168,7 +169,12 @@ class Scheduler:
     # --- learning -------------------------------------------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestEvent]:
-        """Moves cursors past what was executed, accepts sampled tokens, ends what is done. Leaves a `StepRecord`."""
+        """Moves cursors past what was executed, accepts sampled tokens, ends what is done. Leaves a `StepRecord`.
+
+        Raises `EngineError`, before anything has changed, if the result is not what the plan asked for: a request that
+        is owed a token and gets none would wait for ever.
+        """
+        self._check_result(plan, result)
         events = []
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             request = self.running.get(request_id)
@@ -181,6 +187,12 @@ class Scheduler:
         self._leave_record(plan, result, now_s)
         return events
 
+    def _check_result(self, plan: StepPlan, result: StepResult) -> None:
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            request = self.running.get(request_id)
+            if request is not None and (num_tokens == request.num_remaining) != (request_id in result.token_ids):
+                raise EngineError(f"the worker's result and the plan disagree on whether {request_id} has a new token")
+
     def abandon(self, plan: StepPlan, now_s: float, error: str) -> list[RequestEvent]:
         """The plan could not be executed: ends its requests, since what the worker knows of them is in doubt.
 
@@ -192,13 +204,13 @@ class Scheduler:
             event = self.finish(request_id, FinishReason.ERROR, now_s)
             if event is not None:
                 events.append(msgspec.structs.replace(event, error=error))
-        self._leave_record(plan, StepResult({}), now_s)
+        self._leave_record(plan, StepResult({}), now_s, error)
         return events
 
-    def _leave_record(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+    def _leave_record(self, plan: StepPlan, result: StepResult, now_s: float, error: str | None = None) -> None:
         self.records.append(
             StepRecord(
-                plan=plan,
+                plan=plan.without_token_ids(),
                 result=result,
                 arrivals=tuple(self._arrivals),
                 endings=tuple(self._endings),
@@ -207,6 +219,7 @@ class Scheduler:
                 num_running=len(self.running),
                 num_waiting=len(self.waiting),
                 num_free_blocks=self.kv.pool.num_free_blocks,
+                error=error,
             )
         )
         self._arrivals.clear()

@@ -17,7 +17,7 @@ class EngineClient(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether any submitted sequence has not ended yet."""
+        """Whether to go on polling: a sequence has not ended yet, or the engine has not cleared up after the last."""
 
     def submit(self, request: EngineRequest) -> None:
         """Queues a sequence. Raises `RequestError` if it can never be served."""

@@ -1,7 +1,8 @@
 """The engine: one loop that schedules, executes and updates.
 
-Owned by a client (`noria.engine.client`), in this process or, later, in one of its own. It knows the runner only
-as a protocol, so the same object drives a real model, a script in a test, or a simulator.
+Owned by a client in this process (`noria.engine.client`), or by the loop of an engine process
+(`noria.engine.process`). It knows the runner only as a protocol, so the same object drives a real model, a script in
+a test, or a simulator.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from noria.core.record import StepRecord
 from noria.core.request import Request
 from noria.core.scheduler import Scheduler
 from noria.engine.messages import EngineRequest
+from noria.errors import EngineError
 
 logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 10
 
 
 class Runner(Protocol):
@@ -39,6 +43,7 @@ class EngineCore:
         self._runner = runner
         self._seeds = random.Random(seed)
         self._clock = clock
+        self._num_failed_steps = 0
 
     @property
     def records(self) -> deque[StepRecord]:
@@ -75,15 +80,20 @@ class EngineCore:
     def step(self) -> list[RequestEvent]:
         """Advances every request that can advance; returns what is new.
 
-        If the runner fails, the requests of that step end with `ERROR`, and the engine goes on with the others.
+        If the step fails, its requests end with `ERROR`, and the engine goes on with the others. Raises `EngineError`
+        when `MAX_FAILED_STEPS` in a row have failed: then it is not the requests.
         """
         plan = self.scheduler.schedule(self._clock())
         try:
-            result = self._runner.execute(plan)
+            events = self.scheduler.update(plan, self._runner.execute(plan), self._clock())
         except BaseException as error:
             events = self.scheduler.abandon(plan, self._clock(), f"{type(error).__name__}: {error}")
             if not isinstance(error, Exception):
                 raise  # somebody wants to leave: the requests are ended all the same
             logger.error("step %d failed: %s", plan.step, plan, exc_info=error)
-            return events
-        return self.scheduler.update(plan, result, self._clock())
+            self._num_failed_steps += 1
+            if self._num_failed_steps >= MAX_FAILED_STEPS:
+                raise EngineError(f"{self._num_failed_steps} steps in a row failed, the last with {error!r}") from error
+        else:
+            self._num_failed_steps = 0
+        return events

@@ -68,7 +68,7 @@ class ProcessClient:
         poller.register(self.process.sentinel, zmq.POLLIN)
         while True:
             if self._outputs not in dict(poller.poll()):
-                raise EngineError(f"the engine process ended while starting (exit code {self.exit_code})")
+                raise EngineError(f"the engine process ended while starting (exit code {self._exit_code()})")
             match decode_engine_message(self._outputs.recv()):
                 case Progress(text):
                     report(text)
@@ -99,8 +99,8 @@ class ProcessClient:
     def is_alive(self) -> bool:
         return self.process.is_alive()
 
-    @property
-    def exit_code(self) -> int | None:
+    def _exit_code(self) -> int | None:
+        """Of a process that is ending or has ended; waits for the operating system to say so."""
         self.process.join(timeout=1.0)
         return self.process.exitcode
 
@@ -114,7 +114,8 @@ class ProcessClient:
         self._submit.append(request)
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
-        if self._unfinished.pop(request_id, request_id) is None:  # popped: it was known
+        if request_id in self._unfinished:
+            del self._unfinished[request_id]
             self._finish.append((request_id, reason))
 
     def flush(self) -> None:
@@ -147,7 +148,7 @@ class ProcessClient:
                 if event.finish_reason is not None:
                     self._unfinished.pop(event.request_id, None)
         if not events and not self.is_alive:
-            raise EngineError(f"the engine process ended (exit code {self.exit_code})")
+            raise EngineError(f"the engine process ended (exit code {self._exit_code()})")
         return events
 
     def wait(self, timeout_s: float) -> None:

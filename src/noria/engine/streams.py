@@ -8,6 +8,7 @@ that falls more than its limit behind is told so by `on_overflow`, and its seque
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,8 @@ from noria.core.events import FinishReason, RequestEvent
 from noria.engine.messages import EngineRequest
 from noria.engine.process_client import ProcessClient
 from noria.errors import EngineError
+
+logger = logging.getLogger(__name__)
 
 
 class EventStream:
@@ -162,6 +165,10 @@ class AsyncEngine:
             events = self._client.poll()
         except EngineError as error:
             self._die(error)
+            return
+        except Exception as error:  # nobody else would hear of it, and every reader would wait for ever
+            logger.exception("the engine's messages cannot be read")
+            self._die(EngineError(f"the engine's messages cannot be read: {error!r}"))
             return
         for event in events:
             stream = self._streams.get(event.request_id)

@@ -25,6 +25,7 @@ class HashExecutor:
     """
 
     kv_bytes_per_token = 8
+    free_device_bytes: int | None = None
 
     def __init__(self, vocab_size: int = 64, *, scale: float = 2.0) -> None:
         self.vocab_size = vocab_size

@@ -103,9 +103,9 @@ class EngineStats:
     def _add_plan(self, record: StepRecord) -> None:
         plan = record.plan
         self.num_steps += 1
-        self.num_computed_tokens += plan.num_tokens
         self.num_preemptions += len(plan.preempted)
-        if not plan.is_empty:
+        if record.error is None and not plan.is_empty:
+            self.num_computed_tokens += plan.num_tokens
             self.step_tokens.observe(plan.num_tokens)
         for admitted in plan.admitted:
             request = self._requests.get(admitted.request_id)

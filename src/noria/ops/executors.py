@@ -29,5 +29,8 @@ def create_executor(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "torch":
             raise
-        raise OptionError("running a model needs torch, which is not installed; pip install 'noria[torch]'") from error
+        raise OptionError(
+            'running a model needs PyTorch, which is not installed: pip install "noria[torch]", '
+            'or in a checkout pip install ".[torch]"'
+        ) from error
     return TorchExecutor(model, dtype=dtype, device=device, threads=threads, report=report)

@@ -240,6 +240,10 @@ class TorchExecutor:
         config = self._config
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
 
+    @property
+    def free_device_bytes(self) -> int | None:
+        return torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else None
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Raises `OptionError` when the device does not have the memory."""
         config = self._config

@@ -39,6 +39,10 @@ class Executor(Protocol):
     @property
     def kv_bytes_per_token(self) -> int: ...
 
+    @property
+    def free_device_bytes(self) -> int | None:
+        """What is free where the KV pool will be, after the weights; None if that is the host's memory."""
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Allocates (lazily committed) room for `num_blocks` blocks and the null block."""
 
