@@ -19,8 +19,17 @@ KEYS = [
 
 
 def test_a_summary_of_known_times() -> None:
-    three = Timeline(WorkloadRequest("a", 3), num_prompt_tokens=10, start_s=1.0, token_times_s=[1.5, 1.6, 1.9])
-    one = Timeline(WorkloadRequest("b", 2), num_prompt_tokens=5, start_s=1.0, token_times_s=[2.0], num_cached_tokens=4)
+    three = Timeline(
+        WorkloadRequest("a", 3), num_prompt_tokens=10, num_generated=3, start_s=1.0, token_times_s=[1.5, 1.6, 1.9]
+    )
+    one = Timeline(
+        WorkloadRequest("b", 2),
+        num_prompt_tokens=5,
+        num_generated=1,
+        start_s=1.0,
+        token_times_s=[2.0],
+        num_cached_tokens=4,
+    )
     refused = Timeline(WorkloadRequest("", 2), error="empty")
     summary = summarise(Run(timelines=[three, one, refused], wall_s=2.0, num_steps=7, num_preemptions=1), "x")
     assert list(summary)[: len(KEYS)] == KEYS
