@@ -96,3 +96,19 @@ def startup(
 
     result = {"label": label} | measure_startup([] if model is None else [model], num_runs=runs)
     print(msgspec.json.encode(result).decode(), flush=True)
+
+
+@bench.command
+def front(
+    *,
+    streams: Annotated[int, Parameter(help="Streams at once.")] = 64,
+    tokens: Annotated[int, Parameter(help="Tokens of each stream.")] = 500,
+    step_s: Annotated[float, Parameter(help="How long a step of the scripted engine takes.")] = 0.02,
+    idle_s: Annotated[float, Parameter(help="How long to watch the idle server afterwards.")] = 60.0,
+    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+) -> None:
+    """Measure what HTTP and text cost without a model, and what an idle server costs. Prints one JSON line."""
+    from noria.bench.front import measure_front
+
+    result = {"label": label} | measure_front(num_streams=streams, num_tokens=tokens, step_s=step_s, idle_s=idle_s)
+    print(msgspec.json.encode(result).decode(), flush=True)

@@ -60,8 +60,17 @@ def open_served(model: str | None, engine: EngineOptions) -> Served:
 
 def serve(open_model: Callable[[], Served], options: ServerOptions) -> int:
     """Serves until told to stop; returns the exit code. Raises `OptionError` if the address cannot be bound."""
-    with contextlib.closing(_bind(options.host, options.port)) as listener:
-        return asyncio.run(_Server(open_model, options, listener).run())
+    listener = _bind(options.host, options.port)
+    with contextlib.closing(listener), asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        return runner.run(_Server(open_model, options, listener).run())
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # not on every system, and only faster
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _bind(host: str, port: int) -> socket.socket:
