@@ -136,6 +136,14 @@ def test_unknown_fields_are_accepted_and_named(server):
     assert streamed.headers["x-noria-ignored-fields"] == "zebra"
 
 
+def test_names_of_unknown_fields_cannot_break_the_header(server):
+    response = server.complete(prompt="x", max_tokens=1, **{"a\r\nX-Evil: 1": 1, "b\0\x7f\u00e9": 1})
+    assert response.status == 200
+    assert response.headers["x-noria-ignored-fields"] == "a??X-Evil: 1, b???"
+    many = server.complete(prompt="x", max_tokens=1, **{f"unknown_{i}": 1 for i in range(20000)})
+    assert many.headers["x-noria-ignored-fields"].startswith("unknown_0, unknown_1, ")
+
+
 def test_null_means_the_default(server):
     body = dict.fromkeys(
         ["n", "temperature", "top_p", "stop", "seed", "stream", "stream_options", "logprobs", "user", "best_of",
