@@ -1,6 +1,7 @@
 """What the two generating endpoints and the small ones answer."""
 
 import json
+import time
 
 import pytest
 
@@ -142,6 +143,22 @@ def test_names_of_unknown_fields_cannot_break_the_header(server):
     assert response.headers["x-noria-ignored-fields"] == "a??X-Evil: 1, b???"
     many = server.complete(prompt="x", max_tokens=1, **{f"unknown_{i}": 1 for i in range(20000)})
     assert many.headers["x-noria-ignored-fields"].startswith("unknown_0, unknown_1, ")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": ["x"] * 1025}, "prompt"),
+        ({"prompt": ["x"] * 9, "n": 128}, "n"),
+        ({"prompt": [[256]] * 100_000}, "prompt"),
+        ({"prompt": [256] * 300_000, "n": 128}, "prompt"),
+    ],
+)
+def test_what_is_too_much_is_refused_at_little_cost(server, body, param):
+    start = time.monotonic()
+    response = server.complete(**body, max_tokens=1)
+    assert time.monotonic() - start < 2
+    assert (response.status, response.error["param"]) == (400, param)
 
 
 def test_null_means_the_default(server):
