@@ -15,6 +15,8 @@ GREEDY_BELOW = 1e-5
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 4096
+"""Of all stop strings of a request together: each sequence keeps a table of that size."""
 MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -58,6 +60,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(f"stop_token_ids must be between 0 and {MAX_TOKEN_ID}", param="stop_token_ids")
         if len(self.stop) > MAX_STOP_STRINGS or any(not s for s in self.stop):
             raise RequestError(f"stop takes up to {MAX_STOP_STRINGS} strings, none of them empty", param="stop")
+        if sum(map(len, self.stop)) > MAX_STOP_CHARACTERS:
+            raise RequestError(f"stop takes up to {MAX_STOP_CHARACTERS} characters in all", param="stop")
 
     @property
     def is_greedy(self) -> bool:

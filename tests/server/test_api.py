@@ -151,6 +151,7 @@ def test_names_of_unknown_fields_cannot_break_the_header(server):
         ({"prompt": ["x"] * 1025}, "prompt"),
         ({"prompt": ["x"] * 9, "n": 128}, "n"),
         ({"prompt": [[256]] * 100_000}, "prompt"),
+        ({"prompt": "x", "stop": "a" * 1_000_000, "n": 16}, "stop"),
         ({"prompt": [256] * 300_000, "n": 128}, "prompt"),
     ],
 )
