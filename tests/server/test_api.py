@@ -162,6 +162,22 @@ def test_what_is_too_much_is_refused_at_little_cost(server, body, param):
     assert (response.status, response.error["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x", "z": "DEEP"}]},
+        {"chat_template_kwargs": {"z": "DEEP"}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}]},
+    ],
+)
+def test_nesting_beyond_measure_is_the_clients_mistake(server, body):
+    whole = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1} | body
+    raw = json.dumps(whole).replace('"DEEP"', "[" * 900 + "]" * 900)
+    response = server.request("POST", "/v1/chat/completions", raw.encode())
+    assert response.status == 400
+    assert response.error["type"] == "invalid_request_error"
+
+
 def test_null_means_the_default(server):
     body = dict.fromkeys(
         ["n", "temperature", "top_p", "stop", "seed", "stream", "stream_options", "logprobs", "user", "best_of",
