@@ -1,6 +1,7 @@
 """What the two generating endpoints and the small ones answer."""
 
 import json
+import time
 
 import pytest
 
@@ -136,6 +137,47 @@ def test_unknown_fields_are_accepted_and_named(server):
     assert streamed.headers["x-noria-ignored-fields"] == "zebra"
 
 
+def test_names_of_unknown_fields_cannot_break_the_header(server):
+    response = server.complete(prompt="x", max_tokens=1, **{"a\r\nX-Evil: 1": 1, "b\0\x7f\u00e9": 1})
+    assert response.status == 200
+    assert response.headers["x-noria-ignored-fields"] == "a??X-Evil: 1, b???"
+    many = server.complete(prompt="x", max_tokens=1, **{f"unknown_{i}": 1 for i in range(20000)})
+    assert many.headers["x-noria-ignored-fields"].startswith("unknown_0, unknown_1, ")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": ["x"] * 1025}, "prompt"),
+        ({"prompt": ["x"] * 9, "n": 128}, "n"),
+        ({"prompt": [[256]] * 100_000}, "prompt"),
+        ({"prompt": "x", "stop": "a" * 1_000_000, "n": 16}, "stop"),
+        ({"prompt": [256] * 300_000, "n": 128}, "prompt"),
+    ],
+)
+def test_what_is_too_much_is_refused_at_little_cost(server, body, param):
+    start = time.monotonic()
+    response = server.complete(**body, max_tokens=1)
+    assert time.monotonic() - start < 2
+    assert (response.status, response.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x", "z": "DEEP"}]},
+        {"chat_template_kwargs": {"z": "DEEP"}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}]},
+    ],
+)
+def test_nesting_beyond_measure_is_the_clients_mistake(server, body):
+    whole = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1} | body
+    raw = json.dumps(whole).replace('"DEEP"', "[" * 900 + "]" * 900)
+    response = server.request("POST", "/v1/chat/completions", raw.encode())
+    assert response.status == 400
+    assert response.error["type"] == "invalid_request_error"
+
+
 def test_null_means_the_default(server):
     body = dict.fromkeys(
         ["n", "temperature", "top_p", "stop", "seed", "stream", "stream_options", "logprobs", "user", "best_of",
@@ -158,6 +200,14 @@ def test_null_means_the_default(server):
         ({"prompt": "x", "top_p": 0}, "top_p"),
         ({"prompt": "x", "n": 0}, "n"),
         ({"prompt": "x", "n": True}, "n"),
+        ({"prompt": "x", "n": 10**400}, "n"),
+        ({"prompt": "x", "max_tokens": 10**400}, "max_tokens"),
+        ({"prompt": "x", "seed": 2**64}, "seed"),
+        ({"prompt": "x", "seed": -(2**63) - 1}, "seed"),
+        ({"prompt": "x", "top_k": 2**64}, "top_k"),
+        ({"prompt": "x", "top_k": -2}, "top_k"),
+        ({"prompt": "x", "stop_token_ids": [2**64]}, "stop_token_ids"),
+        ({"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids"),
         ({"prompt": "x", "stop": [""]}, "stop"),
         ({"prompt": "x", "stop": [1]}, "stop[0]"),
         ({"prompt": "x", "stream": "yes"}, "stream"),

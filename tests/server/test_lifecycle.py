@@ -107,6 +107,16 @@ def test_the_drain_has_a_limit_and_what_it_cuts_is_told():
         assert server.process.wait(10) == 0
 
 
+def test_sigterm_while_loading_ends_at_once_and_is_no_failure():
+    with running_server({"load_s": 20.0}, wait=False) as server:
+        server.wait_until(lambda: any("engine process" in line for line in server.log))
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - start < 3
+    assert not any("noria:" in line for line in server.log)
+
+
 def test_a_second_signal_ends_now():
     with running_server({"step_s": 0.02}) as server:
         Call(server, prompt="x", max_tokens=4000, stream=True)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from noria.core.admission import judge
 from noria.core.events import FinishReason, RequestEvent
 from noria.engine.messages import EngineRequest
 from noria.engine.process_client import ProcessClient
@@ -100,6 +101,10 @@ class AsyncEngine:
     def silence_s(self) -> float:
         """How long ago the engine's loop last gave a sign of life: the end of a step, or a heartbeat when idle."""
         return time.monotonic() - self._client.last_heard_s
+
+    def judge(self, prompt_token_ids: Sequence[int], max_tokens: int | None) -> None:
+        """Raises `RequestError` if such a request can never be served."""
+        judge(prompt_token_ids, max_tokens, self._client.config)
 
     def open(
         self,

@@ -13,7 +13,7 @@ from noria.core.plan import TokenLogprobs
 from noria.sampling import SamplingParams
 from noria.server.bodies import CompletionBody
 from noria.server.errors import ApiError
-from noria.server.generation import Generation, News, Usage
+from noria.server.generation import MAX_SEQUENCES, Generation, News, Usage
 from noria.text.tokenizer import Tokenizer
 
 
@@ -58,6 +58,13 @@ class CompletionsApi:
             raise ApiError(400, "prompt is an empty list", param="prompt", code="invalid_value")
         if all(isinstance(part, int) for part in prompt):
             return [prompt]  # type: ignore[list-item]
+        if len(prompt) > MAX_SEQUENCES:
+            raise ApiError(
+                400,
+                f"prompt lists {len(prompt)} prompts, more than {MAX_SEQUENCES}",
+                param="prompt",
+                code="invalid_value",
+            )
         kinds = {type(part) for part in prompt}
         if len(kinds) > 1:
             raise ApiError(400, "prompt mixes texts and token ids", param="prompt", code="invalid_type")

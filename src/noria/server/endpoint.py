@@ -26,6 +26,8 @@ MAX_BODY_BYTES = 32 * 2**20
 LARGE_BODY_BYTES = 16 * 1024
 """Texts above this are tokenised in a thread: it takes longer than the event loop should be held up."""
 
+MAX_HEADER_CHARACTERS = 1024
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -110,9 +112,7 @@ class _Answer:
             body, api, ignored = self._endpoint.prepare(self._raw)
             renamed = api.renamed
             if ignored:
-                self._headers["X-Noria-Ignored-Fields"] = ", ".join(
-                    name.encode("ascii", "replace").decode() for name in ignored
-                )
+                self._headers["X-Noria-Ignored-Fields"] = _header_list(ignored)
             sampling = api.sampling()
             is_large = len(self._raw) > LARGE_BODY_BYTES
             prompts = await asyncio.to_thread(api.encode_prompts) if is_large else api.encode_prompts()
@@ -187,6 +187,12 @@ async def _read_body(receive: Receive) -> bytes:
 async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _header_list(names: list[str]) -> str:
+    """Names that a client chose, fit for a header: one line of printable ASCII, and not too long."""
+    text = ", ".join(names[:MAX_HEADER_CHARACTERS])[:MAX_HEADER_CHARACTERS]
+    return "".join(character if " " <= character <= "~" else "?" for character in text)
 
 
 def _response_start(status: int, headers: dict[str, str]) -> Message:

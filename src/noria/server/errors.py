@@ -47,6 +47,8 @@ def as_api_error(error: Exception, renamed: Mapping[str, str] | None = None) -> 
     if isinstance(error, RequestError):
         param = (renamed or {}).get(error.param or "", error.param)
         return ApiError(400, str(error), param=param, code=error.code)
+    if isinstance(error, RecursionError):  # only what a client nested is ever walked that deep
+        return ApiError(400, "the body is nested too deeply", code="invalid_value")
     if isinstance(error, EngineError):
         return ApiError(500, str(error), kind="server_error", code="engine_error")
     if isinstance(error, NoriaError):

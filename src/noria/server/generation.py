@@ -18,10 +18,13 @@ from noria.core.events import FinishReason, RequestEvent
 from noria.core.plan import TokenLogprobs
 from noria.engine.messages import EngineRequest
 from noria.engine.streams import AsyncEngine
-from noria.errors import EngineError
+from noria.errors import EngineError, RequestError
 from noria.outputs import CompletionOutput, RequestOutput, SequenceCollector
 from noria.sampling import SamplingParams
 from noria.text.tokenizer import Tokenizer
+
+MAX_SEQUENCES = 1024
+"""Of one call: its prompts times `n`. All of them are made and submitted in one turn of the event loop."""
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -67,17 +70,27 @@ class Generation:
         on_overflow: Callable[[], None] | None = None,
     ) -> None:
         """Submits everything, or raises `RequestError` and submits nothing. See `AsyncEngine.open` for the rest."""
+        if len(prompts) * sampling.n > MAX_SEQUENCES:
+            raise RequestError(
+                f"{len(prompts)} prompts with n = {sampling.n} are {len(prompts) * sampling.n} sequences; "
+                f"one request may have {MAX_SEQUENCES}",
+                param="n" if sampling.n > 1 else "prompt",
+            )
+        # Before anything is made per sequence: what is refused must cost little, however long it is.
+        for prompt in prompts:
+            engine.judge(prompt, sampling.max_tokens)
         self._engine = engine
         self.results = [RequestOutput(prompt_token_ids=prompt) for prompt in prompts]
         self._choices: dict[str, tuple[int, SequenceCollector]] = {}
         requests = []
         call_id = uuid.uuid4().hex  # never a client's id: two calls may bring the same one
         for number, result in enumerate(self.results):
+            prompt_token_ids = tuple(result.prompt_token_ids)
             for index in range(sampling.n):
                 choice = number * sampling.n + index
                 request = EngineRequest(
                     request_id=f"{call_id}-{choice}",
-                    prompt_token_ids=tuple(result.prompt_token_ids),
+                    prompt_token_ids=prompt_token_ids,
                     sampling=sampling,
                     index=index,
                 )

@@ -157,7 +157,8 @@ class _Server:
             self._client.on_record = self._state.stats.add
             self._state.engine = AsyncEngine(self._client, on_death=self._on_engine_death)
         except NoriaError as error:
-            self._fail(str(error))
+            if not self._num_signals:  # otherwise it ends because we were told to end
+                self._fail(str(error))
         except Exception as error:
             logger.exception("the server could not start")
             self._fail(f"{type(error).__name__}: {error}")
