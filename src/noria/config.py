@@ -80,6 +80,7 @@ class ServerOptions:
     served_model_name: tuple[str, ...] = option(
         (), "Name the model goes by in the API; repeatable, the first is the one it calls itself.", aliases=("--alias",)
     )
+    max_num_queued_reqs: int = option(4096, "Sequences that may wait beyond those that run, before 503.")
     drain_s: float = option(30.0, "How long running requests may go on after SIGTERM.")
     health_stall_s: float = option(10.0, "Without a sign of life from the engine's loop for this long, /health is red.")
     max_stream_backlog: int = option(
@@ -93,6 +94,8 @@ class ServerOptions:
         for name in ("drain_s", "health_stall_s"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.max_num_queued_reqs < 0:
+            raise OptionError(f"max_num_queued_reqs must not be negative, but is {self.max_num_queued_reqs}")
         if self.max_stream_backlog < 1:
             raise OptionError(f"max_stream_backlog must be at least 1, not {self.max_stream_backlog}")
 

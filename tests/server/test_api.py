@@ -296,6 +296,7 @@ def test_models_and_their_names(server):
     [card] = listed["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("scripted", "model", 512)
     assert server.get("/v1/models/scripted").json == card
+    assert server.get("/v1/models/").status == 404
     for response in (server.get("/v1/models/org/other"), server.complete(model="other", prompt="x")):
         assert response.status == 404
         assert response.error["code"] == "model_not_found"

@@ -138,6 +138,9 @@ async def test_a_slow_reader_is_aborted_at_its_limit_and_holds_nobody_up():
         await asyncio.to_thread(server.wait_quiet)
         assert any("reads too slowly" in line for line in server.log)
         slow.cancel()
+        with pytest.raises(ConnectionResetError):  # it is cut, not waited for
+            await asyncio.wait_for(reader.read(), 5.0)
+        assert not any("ASGI callable returned" in line for line in server.log)
         writer.transport.abort()
         p99 = [sorted(gaps)[int(len(gaps) * 0.99)] for gaps in (alone, beside)]
         print(f"p99 gap alone {p99[0] * 1e3:.1f} ms, beside a slow reader {p99[1] * 1e3:.1f} ms")

@@ -189,6 +189,19 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def test_a_full_queue_is_said_before_anything_starts():
+    with running_server({"step_s": 0.05, "max_num_seqs": 1}, {"max_num_queued_reqs": 2}) as server:
+        calls = [Call(server, prompt="x", max_tokens=30) for _ in range(3)]
+        server.wait_until(lambda: server.metric("num_requests_waiting") == 2)
+        for stream in (False, True):
+            refused = server.complete(prompt="y", stream=stream)
+            assert (refused.status, refused.error["code"]) == (503, "queue_full")
+            assert refused.headers["retry-after"] == "1"
+        assert all(call.result().status == 200 for call in calls)
+        assert server.complete(prompt="y", max_tokens=1).status == 200
+        assert server.complete(prompt="y", max_tokens=1, n=4).status == 503
+
+
 def test_a_short_request_overtakes_a_long_one():
     with running_server({"step_s": 0.01}) as server:
         long = Call(server, prompt="x", max_tokens=400)

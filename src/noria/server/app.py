@@ -35,7 +35,7 @@ def create_app(state: ServerState) -> Starlette:
         return _json({"object": "list", "data": [_model_card(state, name) for name in state.names]})
 
     async def model(request: Request) -> Response:
-        return _json(_model_card(state, state.check_model(request.path_params["name"])))
+        return _json(_model_card(state, state.check_model(request.path_params["name"] or "/")))
 
     async def metrics(request: Request) -> Response:
         # What there is to count begins with the engine; while it loads the page is empty, not an error.

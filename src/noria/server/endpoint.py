@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
+from noria.errors import EngineError
 from noria.sampling import SamplingParams
 from noria.server.bodies import GenerationBody, decode_body
 from noria.server.errors import ApiError, as_api_error
@@ -65,7 +68,7 @@ class GenerationEndpoint:
         except ApiError as error:
             await _send_json(send, error.status, error.body, error.headers)
             return
-        answering = asyncio.ensure_future(_Answer(self, raw, send).run())
+        answering = asyncio.ensure_future(_Answer(self, raw, send, scope.get("noria.transport")).run())
         leaving = asyncio.ensure_future(_until_disconnect(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -87,6 +90,7 @@ class GenerationEndpoint:
     def generation(self, prompts: list[list[int]], sampling: SamplingParams, **limits: Any) -> Generation:
         state = self._state
         state.check_ready()
+        state.check_queue(len(prompts) * sampling.n)
         assert state.engine is not None
         assert state.tokenizer is not None
         return Generation(state.engine, state.tokenizer, state.eos_token_ids, prompts, sampling, **limits)
@@ -99,8 +103,11 @@ class GenerationEndpoint:
 class _Answer:
     """One request being answered."""
 
-    def __init__(self, endpoint: GenerationEndpoint, raw: bytes, send: Send) -> None:
+    def __init__(
+        self, endpoint: GenerationEndpoint, raw: bytes, send: Send, transport: asyncio.WriteTransport | None
+    ) -> None:
         self._endpoint = endpoint
+        self._transport = transport
         self._raw = raw
         self._send = send
         self._headers: dict[str, str] = {}
@@ -134,6 +141,8 @@ class _Answer:
         def give_up() -> None:
             logger.warning("a client reads too slowly: more than %d events behind", self._endpoint.max_pending)
             task.cancel()
+            if self._transport is not None:
+                _cut(self._transport)
 
         limits = {"max_pending": self._endpoint.max_pending, "on_overflow": give_up}
         with self._endpoint.generation(prompts, sampling, **limits) as generation:
@@ -160,7 +169,9 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": DONE})
 
     async def _fail(self, error: ApiError, cause: Exception) -> None:
-        if error.status == 500:
+        if isinstance(cause, EngineError):
+            logger.error("a request failed: %s", error)  # the engine's log has the cause
+        elif error.status == 500:
             logger.error("a request failed: %s", error, exc_info=cause)
         if self._started:
             await self._send_events([error.body])
@@ -187,6 +198,13 @@ async def _read_body(receive: Receive) -> bytes:
 async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _cut(transport: asyncio.WriteTransport) -> None:
+    """Ends a connection without waiting for the client to read what is on its way: what an orderly close would do."""
+    connection = transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 def _header_list(names: list[str]) -> str:

@@ -14,12 +14,15 @@ import logging
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.config import EngineOptions, ServerOptions
 from noria.engine.process import BuildEngine
@@ -32,6 +35,8 @@ from noria.server.state import Phase, ServerState
 from noria.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EXIT_OK, EXIT_FAILED, EXIT_FORCED = 0, 1, 130
 
@@ -95,6 +100,39 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
+async def _in_thread(call: Callable[[], T]) -> T:
+    """Runs a call in a daemon thread, which nobody waits for when we must go (an event loop's own threads are)."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(outcome: Callable[[], None]) -> None:
+        if not done.cancelled():
+            outcome()
+
+    def run() -> None:
+        try:
+            outcome = partial(done.set_result, call())
+        except Exception as error:
+            outcome = partial(done.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
+
+
+class _TransportInScope:
+    """Puts the connection's transport into the scope, where the server offers it (uvicorn does, unofficially): the
+    only way to cut a client that does not read, since an orderly close waits for it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["noria.transport"] = getattr(getattr(send, "__self__", None), "transport", None)
+        await self._app(scope, receive, send)
+
+
 class _UvicornServer(uvicorn.Server):
     """Leaves signals to us: draining needs the listener open and the loop running."""
 
@@ -115,7 +153,7 @@ class _Server:
         self._draining: asyncio.Task[None] | None = None
         self._uvicorn = _UvicornServer(
             uvicorn.Config(
-                create_app(self._state),
+                _TransportInScope(create_app(self._state)),
                 log_config=None,
                 access_log=options.access_log,
                 lifespan="off",
@@ -145,13 +183,13 @@ class _Server:
     async def _start(self) -> None:
         started_s = time.monotonic()
         try:
-            served = await asyncio.to_thread(self._open_model)
+            served = await _in_thread(self._open_model)
             self._state.names = self._options.served_model_name or (served.name,)
-            self._client = await asyncio.to_thread(ProcessClient, served.build)
+            self._client = await _in_thread(partial(ProcessClient, served.build))
             logger.info("engine process %d is loading %s", self._client.process.pid, served.name)
             self._state.tokenizer, config = await asyncio.gather(
-                asyncio.to_thread(served.load_tokenizer),
-                asyncio.to_thread(self._client.wait_ready, logger.info),
+                _in_thread(served.load_tokenizer),
+                _in_thread(partial(self._client.wait_ready, logger.info)),
             )
             self._state.config, self._state.stats = config, EngineStats(config.num_blocks)
             self._client.on_record = self._state.stats.add
