@@ -57,7 +57,7 @@ def test_without_torch_it_says_what_to_install(files: ModelFiles, monkeypatch: p
 
     monkeypatch.delitem(sys.modules, "noria.ops.reference", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_torch)
-    with pytest.raises(OptionError, match=r"pip install 'noria\[torch\]'"):
+    with pytest.raises(OptionError, match=r'pip install "noria\[torch\]"'):
         create_executor(files, dtype="float32")
 
 
