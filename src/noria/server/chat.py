@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from noria.core.plan import TokenLogprobs
 from noria.sampling import SamplingParams
 from noria.server.bodies import ChatBody
+from noria.server.envelope import Envelope
 from noria.server.errors import ApiError
 from noria.server.generation import Generation, News, Usage
 from noria.text.chat import encode_chat
@@ -25,9 +22,7 @@ class ChatApi:
         self.body = body
         self.renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
         self._tokenizer = tokenizer
-        self._model = model
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
+        self._envelope = Envelope("chatcmpl", model)
         if body.max_completion_tokens is not None:
             self.renamed["max_tokens"] = "max_completion_tokens"
 
@@ -64,7 +59,7 @@ class ChatApi:
         )
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        return self._encode("chat.completion.chunk", [], usage)
+        return self._envelope.encode("chat.completion.chunk", [], usage)
 
     def answer(self, generation: Generation) -> bytes:
         choices = [
@@ -77,23 +72,11 @@ class ChatApi:
             }
             for i, output in enumerate(generation.outputs)
         ]
-        return self._encode("chat.completion", choices, generation.usage)
+        return self._envelope.encode("chat.completion", choices, generation.usage)
 
     def _chunk(self, index: int, delta: dict[str, Any], **rest: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | rest
-        return self._encode("chat.completion.chunk", [choice])
-
-    def _encode(self, kind: str, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
-        content: dict[str, Any] = {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-        }
-        if usage is not None:
-            content["usage"] = usage
-        return msgspec.json.encode(content)
+        return self._envelope.encode("chat.completion.chunk", [choice])
 
     def _logprobs(self, positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return {

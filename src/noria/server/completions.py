@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from noria.core.plan import TokenLogprobs
 from noria.sampling import SamplingParams
 from noria.server.bodies import CompletionBody
+from noria.server.envelope import Envelope
 from noria.server.errors import ApiError
 from noria.server.generation import MAX_SEQUENCES, Generation, News, Usage
 from noria.text.tokenizer import Tokenizer
@@ -41,9 +39,7 @@ class CompletionsApi:
         self.body = body
         self.renamed: dict[str, str] = {}
         self._tokenizer = tokenizer
-        self._model = model
-        self._id = f"cmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
+        self._envelope = Envelope("cmpl", model)
         self._offsets: dict[int, int] = {}
 
     def sampling(self) -> SamplingParams:
@@ -79,10 +75,13 @@ class CompletionsApi:
         if news.logprobs is not None:
             logprobs = self._logprobs(news.logprobs, self._offsets.get(news.choice, 0))
             self._offsets[news.choice] = self._offsets.get(news.choice, 0) + sum(map(len, logprobs.tokens))
-        return self._encode([CompletionChoice(news.choice, news.text, logprobs, news.finish_reason, news.stop_reason)])
+        return self._envelope.encode(
+            "text_completion",
+            [CompletionChoice(news.choice, news.text, logprobs, news.finish_reason, news.stop_reason)],
+        )
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        return self._encode([], usage)
+        return self._envelope.encode("text_completion", [], usage)
 
     def answer(self, generation: Generation) -> bytes:
         choices = [
@@ -95,19 +94,7 @@ class CompletionsApi:
             )
             for i, output in enumerate(generation.outputs)
         ]
-        return self._encode(choices, generation.usage)
-
-    def _encode(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
-        content: dict[str, Any] = {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-        }
-        if usage is not None:
-            content["usage"] = usage
-        return msgspec.json.encode(content)
+        return self._envelope.encode("text_completion", choices, generation.usage)
 
     def _logprobs(self, positions: Sequence[TokenLogprobs], offset: int) -> CompletionLogprobs:
         logprobs = CompletionLogprobs([], [], [], [])
