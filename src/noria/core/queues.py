@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from noria.core.request import Request
 
 
-class FcfsQueue:
-    """Waiting requests, first come first served."""
+class _Requests:
+    """Requests by id, in an order."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
@@ -30,6 +30,13 @@ class FcfsQueue:
     def get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 
+    def remove(self, request_id: str) -> Request:
+        return self._requests.pop(request_id)
+
+
+class FcfsQueue(_Requests):
+    """Waiting requests, first come first served."""
+
     def push(self, request: Request) -> None:
         """A new request: last in line."""
         self._requests[request.request_id] = request
@@ -43,33 +50,12 @@ class FcfsQueue:
         """The request whose turn it is."""
         return self._requests.popitem(last=False)[1]
 
-    def remove(self, request_id: str) -> Request:
-        return self._requests.pop(request_id)
 
-
-class RunningList:
+class RunningList(_Requests):
     """Admitted requests in order of admission. Under memory pressure the last one gives way."""
-
-    def __init__(self) -> None:
-        self._requests: dict[str, Request] = {}
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
-
-    def get(self, request_id: str) -> Request | None:
-        return self._requests.get(request_id)
 
     def append(self, request: Request) -> None:
         self._requests[request.request_id] = request
 
     def pop_victim(self) -> Request:
         return self._requests.popitem()[1]
-
-    def remove(self, request_id: str) -> Request:
-        return self._requests.pop(request_id)

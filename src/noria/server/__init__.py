@@ -7,5 +7,8 @@ bodies.py       what clients send, typed and checked
 generation.py   from prompts to news of sequences
 completions.py  /v1/completions: in and out
 chat.py         /v1/chat/completions: in and out
+envelope.py     what all answers have in common
+state.py        which phase the server is in, and what the routes share
+scripted.py     the same server over an engine without a model
 errors.py       errors in OpenAI's shape
 """
