@@ -57,8 +57,28 @@ def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -
 def build_core(model: str, options: EngineOptions, report: Callable[[str], None]) -> EngineCore:
     """The engine alone, for a process of its own, which has no use for text; `report` is told how it goes."""
     files = open_model(model, report=report)
-    executor = create_executor(files, dtype=options.dtype, device=options.device, threads=options.threads)
+    executor = create_executor(
+        files,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+        report=_in_quarters(lambda percent: report(f"loading weights: {percent} %")),
+    )
     return join_core(files, executor, options)
+
+
+def _in_quarters(say: Callable[[int], None]) -> Callable[[int, int], None]:
+    """Turns (done, total) of a load into at most four lines."""
+    said = 0
+
+    def note(done: int, total: int) -> None:
+        nonlocal said
+        percent = done * 4 // max(1, total) * 25
+        if percent > said:
+            said = percent
+            say(percent)
+
+    return note
 
 
 def join(files: ModelFiles, tokenizer: Tokenizer, executor: Executor, options: EngineOptions) -> Assembled:

@@ -8,9 +8,10 @@ from typing import Annotated
 import msgspec
 from cyclopts import App, Parameter
 
-from noria.cli.common import LogLevel, ModelArgument, log_to_stderr
+from noria.cli.common import LogLevel, ModelArgument
 from noria.cli.options import takes_options
 from noria.config import EngineOptions
+from noria.logs import log_to_stderr
 from noria.terminal import ProgressBar
 
 bench = App(name="bench", help="Measure an engine.", help_flags=("--help", "-h"), version_flags=())

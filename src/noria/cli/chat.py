@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from noria.cli.common import LogLevel, ModelArgument, log_to_stderr
+from noria.cli.common import LogLevel, ModelArgument
 from noria.config import EngineOptions
 from noria.errors import RequestError
+from noria.logs import log_to_stderr
 from noria.sampling import SamplingParams
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from typing import Annotated, Literal, TypeAlias
 
 from cyclopts import Parameter
@@ -18,13 +16,3 @@ LogLevel: TypeAlias = Annotated[
     Literal["debug", "info", "warning", "error"],
     Parameter(help="How much the log on stderr says.", env_var="NORIA_LOG_LEVEL"),
 ]
-
-
-def log_to_stderr(level: str) -> None:
-    """Sends Noria's log to stderr. Only the command does this; a program that uses the library keeps its own set-up."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
-    logger = logging.getLogger("noria")
-    logger.handlers[:] = [handler]
-    logger.propagate = False
-    logger.setLevel(level.upper())

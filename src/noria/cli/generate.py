@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from noria.cli.common import LogLevel, ModelArgument, log_to_stderr
+from noria.cli.common import LogLevel, ModelArgument
 from noria.cli.options import UsageError
 from noria.config import EngineOptions
 from noria.errors import NoriaError
+from noria.logs import log_to_stderr
 from noria.sampling import SamplingParams
 
 if TYPE_CHECKING:

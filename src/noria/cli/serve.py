@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from noria.cli.common import LogLevel, ModelArgument, log_to_stderr
+from noria.cli.common import LogLevel, ModelArgument
 from noria.config import EngineOptions, ServerOptions
+from noria.logs import log_to_stderr
 
 
 def serve(

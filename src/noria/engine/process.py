@@ -19,6 +19,7 @@ from noria.core.events import FinishReason, RequestEvent
 from noria.engine.core import EngineCore
 from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_commands, encode
 from noria.errors import NoriaError, RequestError
+from noria.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def run_engine_process(build: BuildEngine, address: str, log_level: int) -> None
     # The foreground process group gets Ctrl-C, and a service manager may signal every process: the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=log_level, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr(log_level)
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket in (inbox, outbox):

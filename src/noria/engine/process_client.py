@@ -47,7 +47,7 @@ class ProcessClient:
         self._outputs = self._bind(zmq.PULL, f"{address}-outputs")
         self.process = multiprocessing.get_context("spawn").Process(
             target=run_engine_process,
-            args=(build, address, logging.getLogger().getEffectiveLevel()),
+            args=(build, address, logging.getLogger("noria").getEffectiveLevel()),
             name="noria-engine",
             daemon=True,
         )

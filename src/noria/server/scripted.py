@@ -10,7 +10,6 @@ For tests, for measuring what the front itself costs, and for trying clients:
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from noria.config import ServerOptions
 from noria.fakes.engine import build_scripted_engine
 from noria.fakes.tokenizer import ByteTokenizer
+from noria.logs import log_to_stderr
 from noria.server.run import Served, serve
 
 
@@ -30,7 +30,7 @@ def main(arguments: str) -> int:
     engine = settings.get("engine", {})
     if "text" in engine:
         engine["text"] = engine["text"].encode()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr("info")
     return serve(partial(open_scripted, engine), ServerOptions(**settings.get("server", {})))
 
 

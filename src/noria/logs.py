@@ -1,0 +1,19 @@
+"""Where Noria's log goes when Noria is the program: stderr. A program that uses the library keeps its own set-up.
+
+Called by the command line and by the engine process, which is a program of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+def log_to_stderr(level: str | int) -> None:
+    """Sends the log of everything in Noria to stderr, from `level` on (a name in any case, or a number)."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("noria")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(level.upper() if isinstance(level, str) else level)
