@@ -10,10 +10,15 @@ import sys
 
 
 def log_to_stderr(level: str | int) -> None:
-    """Sends the log of everything in Noria to stderr, from `level` on (a name in any case, or a number)."""
+    """Sends the log of everything in Noria to stderr, from `level` on (a name in any case, or a number).
+
+    Of the HTTP server below us only warnings are shown; `noria.server.run` turns its access log on when asked to.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
-    logger = logging.getLogger("noria")
-    logger.handlers[:] = [handler]
-    logger.propagate = False
-    logger.setLevel(level.upper() if isinstance(level, str) else level)
+    levels = {"noria": level.upper() if isinstance(level, str) else level, "uvicorn": logging.WARNING}
+    for name, its_level in levels.items():
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        logger.setLevel(its_level)

@@ -125,8 +125,17 @@ def test_a_second_signal_ends_now():
         server.wait_until(lambda: server.get("/health").json["phase"] == "draining")
         start = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) != 0
+        assert server.process.wait(10) == 130
         assert time.monotonic() - start < 2
+        assert not any("the engine process ended" in line for line in server.log), "a wanted stop is no crash"
+
+
+@pytest.mark.parametrize("access_log", [True, False])
+def test_the_access_log_is_there_when_it_is_asked_for(access_log):
+    with running_server(server={"access_log": access_log}) as server:
+        assert server.get("/version").status == 200
+        time.sleep(0.2)
+        assert any('"GET /version HTTP/1.1" 200' in line for line in server.log) == access_log
 
 
 def test_a_killed_engine_is_told_to_everybody_and_the_server_ends():

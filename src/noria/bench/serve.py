@@ -61,7 +61,9 @@ def _import_aiohttp() -> Any:
     try:
         import aiohttp
     except ModuleNotFoundError as error:
-        raise OptionError('bench serve needs aiohttp: pip install "noria[bench]"') from error
+        raise OptionError(
+            'this benchmark needs aiohttp: pip install "noria[bench]", or in a checkout pip install ".[bench]"'
+        ) from error
     return aiohttp
 
 
@@ -69,7 +71,9 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
     try:
         async with session.get(f"{url}/v1/models") as response:
             return str((await response.json())["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TimeoutError) as error:
+    except OSError as error:
+        raise NoriaError(f"nothing answers at {url}: {error.strerror or error}") from error
+    except (ValueError, LookupError, TimeoutError) as error:
         raise NoriaError(f"{url}/v1/models does not answer as expected: {error!r}") from error
 
 

@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from noria.errors import NoriaError
+from noria.errors import NoriaError, OptionError
 
 POLL_S = 0.01
 
 
 def measure_startup(arguments: Sequence[str], *, num_runs: int, timeout_s: float = 300.0) -> dict[str, Any]:
     """`arguments` are those of `noria serve`, without a port. Times in seconds."""
+    if num_runs < 1:
+        raise OptionError(f"--runs must be at least 1, not {num_runs}")
     runs = [_one_run(arguments, timeout_s) for _ in range(num_runs)]
     result: dict[str, Any] = {"runs": num_runs}
     for name in ("listening_s", "ready_s", "first_token_s"):

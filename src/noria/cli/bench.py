@@ -77,6 +77,8 @@ def serve(
     from noria.bench.workload import read_workload
 
     requests = read_workload(workload)
+    if "://" not in url:
+        url = f"http://{url}"
     load = Load(url=url.rstrip("/"), model=model, rate_scale=rate_scale)
     with ProgressBar(len(requests), show=None) as bar:
         timelines, wall_s = run_load(
@@ -105,7 +107,7 @@ def front(
     streams: Annotated[int, Parameter(help="Streams at once.")] = 64,
     tokens: Annotated[int, Parameter(help="Tokens of each stream.")] = 500,
     step_s: Annotated[float, Parameter(help="How long a step of the scripted engine takes.")] = 0.02,
-    idle_s: Annotated[float, Parameter(help="How long to watch the idle server afterwards.")] = 60.0,
+    idle_s: Annotated[float, Parameter(help="How long to watch the idle server afterwards.")] = 10.0,
     label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
 ) -> None:
     """Measure what HTTP and text cost without a model, and what an idle server costs. Prints one JSON line."""

@@ -54,6 +54,8 @@ class Conversation:
             match line.strip():
                 case "":
                     continue
+                case "/help":
+                    self._say(HELP)
                 case "/exit":
                     return
                 case "/reset":

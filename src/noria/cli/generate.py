@@ -62,7 +62,7 @@ def _read_prompts(prompts: Iterable[str], prompt_file: Path | None) -> list[str]
         try:
             found.append(prompt_file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--prompt-file {prompt_file}: {error}") from error
+            raise UsageError(f"--prompt-file {prompt_file}: {getattr(error, 'strerror', None) or error}") from error
     if not found:
         if sys.stdin.isatty():
             raise UsageError("no prompt: give --prompt TEXT, --prompt-file FILE, or text on standard input")

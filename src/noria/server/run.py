@@ -65,6 +65,8 @@ def open_served(model: str | None, engine: EngineOptions) -> Served:
 
 def serve(open_model: Callable[[], Served], options: ServerOptions) -> int:
     """Serves until told to stop; returns the exit code. Raises `OptionError` if the address cannot be bound."""
+    if options.access_log:
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     listener = _bind(options.host, options.port)
     with contextlib.closing(listener), asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_Server(open_model, options, listener).run())
@@ -150,6 +152,7 @@ class _Server:
         self._client: ProcessClient | None = None
         self._exit_code = EXIT_OK
         self._num_signals = 0
+        self._is_stopping = False
         self._draining: asyncio.Task[None] | None = None
         self._uvicorn = _UvicornServer(
             uvicorn.Config(
@@ -227,7 +230,7 @@ class _Server:
         self._uvicorn.should_exit = True
 
     def _on_engine_death(self, error: EngineError) -> None:
-        if self._state.phase is not Phase.FAILED:
+        if self._state.phase is not Phase.FAILED and not self._is_stopping:
             self._fail(str(error))  # open requests are being told so; uvicorn waits for their answers
 
     def _on_signal(self) -> None:
@@ -254,5 +257,8 @@ class _Server:
         self._exit_code = EXIT_FORCED if self._num_signals > 1 else EXIT_OK
         self._uvicorn.should_exit = True
         self._uvicorn.force_exit = True
+        self._is_stopping = True  # what the engine's death tells from here on is no news
+        if self._state.engine is not None:
+            self._state.engine.fail_all(EngineError("the server was stopped before the answer was complete"))
         if self._client is not None:
             self._client.process.kill()

@@ -26,7 +26,11 @@ def open_scripted(engine: dict[str, Any]) -> Served:
 
 
 def main(arguments: str) -> int:
-    settings = json.loads(arguments)
+    try:
+        settings = json.loads(arguments)
+    except ValueError:
+        sys.stderr.write(f"the argument is one JSON object, not {arguments!r}; {__doc__}")
+        return 2
     engine = settings.get("engine", {})
     if "text" in engine:
         engine["text"] = engine["text"].encode()
