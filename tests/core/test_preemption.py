@@ -37,6 +37,23 @@ def test_a_preempting_step_says_why_it_admits_nobody():
     assert all(p.admission_end is not None and p.admission_end.limit is Limit.PREEMPTING_STEP for p in preempting)
 
 
+def test_a_preemption_that_the_worker_never_heard_of_is_told_again():
+    """The step that preempts fails before it is executed: the victim's row must not stay behind in the worker."""
+    world = World(num_blocks=4, block_size=4)
+    world.add("a", 7, max_tokens=9)
+    world.add("b", 7, max_tokens=9)
+    while not (plan := world.schedule()).preempted:
+        world.update(plan)
+    for event in world.scheduler.abandon(plan, world.clock(), "out of smoke"):
+        world.note(event)
+    assert (plan.preempted, world.reasons) == (("b",), {"a": "error"})
+    following = world.step()
+    assert "b" in following.finished
+    assert [admitted.request_id for admitted in following.admitted] == ["b"]
+    world.run()
+    assert len(world.outputs["b"]) == 9
+
+
 def test_prompt_and_output_that_just_fit_alone_end_without_preempting():
     """28 + 4 tokens in a pool of exactly 32."""
     world = World(num_blocks=8, block_size=4)

@@ -84,7 +84,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     new_block_ids: dict[str, tuple[int, ...]] = {}
     preempted: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
-    """Requests that ended since the previous plan; the worker may have known them or not."""
+    """Requests that ended since the previous plan; the worker may have known them or not. After a step that failed,
+    also what that one would have told it to forget."""
     held: tuple[Held, ...] = ()
     admission_end: AdmissionEnd | None = None
 

@@ -196,9 +196,9 @@ class Scheduler:
     def abandon(self, plan: StepPlan, now_s: float, error: str) -> list[RequestEvent]:
         """The plan could not be executed: ends its requests, since what the worker knows of them is in doubt.
 
-        For the same reason the next plan repeats which requests had ended before this one.
+        For the same reason the next plan repeats whose rows the worker was to forget with this one.
         """
-        self._finished_ids[:0] = plan.finished
+        self._finished_ids[:0] = plan.finished + plan.preempted
         events = []
         for request_id in plan.num_scheduled_tokens:
             event = self.finish(request_id, FinishReason.ERROR, now_s)

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from noria.errors import RequestError
 from noria.sampling import SamplingParams
 from noria.server.errors import ApiError
 
@@ -149,8 +148,6 @@ def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
         return msgspec.convert(values, kind), ignored
     except msgspec.ValidationError as error:
         raise _as_field_error(str(error)) from error
-    except RequestError as error:  # a struct's own checks
-        raise ApiError(400, str(error), param=error.param, code=error.code) from error
 
 
 def _as_field_error(message: str) -> ApiError:

@@ -129,8 +129,6 @@ class _Answer:
                 with self._endpoint.generation(prompts, sampling) as generation:
                     await generation.wait()
                     await _send_json(self._send, 200, api.answer(generation), self._headers)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             await self._fail(as_api_error(error, renamed), error)
 
