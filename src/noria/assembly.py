@@ -97,13 +97,10 @@ def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> 
         free_bytes=free_memory_bytes() if free_bytes is None else free_bytes,
     )
     logger.info("%s", pool.explanation)
-    config = SchedulerConfig(
+    config = SchedulerConfig.of(
+        options,
         max_model_len=pool.max_model_len,
         num_blocks=pool.num_blocks,
-        block_size=options.block_size,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        enable_prefix_caching=options.enable_prefix_caching,
         eos_token_ids=files.eos_token_ids,
         vocab_size=files.config.vocab_size,
     )

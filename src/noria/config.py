@@ -25,7 +25,105 @@ def option(default: Any, help: str, *, aliases: tuple[str, ...] = ()) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
+class SchedulingOptions:
+    """How requests share steps and memory: set by a person, obeyed by the scheduler. In tokens and seconds."""
+
+    max_num_seqs: int = option(
+        64, "Sequences that may be resident at once.", aliases=("--max-running-requests", "--parallel")
+    )
+    max_num_batched_tokens: int = option(
+        512, "Token budget of one engine step, shared by prompt chunks and decodes.", aliases=("--max-prefill-tokens",)
+    )
+    block_size: int = option(16, "Tokens in one KV block.", aliases=("--page-size",))
+    enable_prefix_caching: bool = option(True, "Reuse the KV of prompts that begin alike.")
+    enable_chunked_prefill: bool = option(
+        True, "Let a prompt run over several steps. Without, a step's budget must hold a whole sequence."
+    )
+    long_prefill_token_threshold: int = option(
+        0, "Longest chunk of one prompt in a step while other requests are there; 0 for no such limit."
+    )
+    max_prefill_share: float = option(
+        0.5, "Share of a step's budget that one prompt may take while others could use it (0 to 1)."
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        "Who is served next: fcfs, priority, lpm (longest cached prefix), fair (token shares per tenant), or "
+        "package.module:Class.",
+        aliases=("--schedule-policy",),
+    )
+    priority_aging_s: float = option(
+        60.0, "Policy priority: waiting this long makes a request as urgent as the next class of new ones."
+    )
+    lpm_max_overtakes: int = option(32, "Policy lpm: how many later arrivals may go before a request.")
+    lpm_window: int = option(128, "Policy lpm: how many waiting requests are compared.")
+    fair_prompt_weight: int = option(1, "Policy fair: what a computed prompt token counts.")
+    fair_output_weight: int = option(2, "Policy fair: what a generated token counts.")
+    reserve_full_sequence: bool = option(
+        True, "Admit a request only when its whole sequence fits, not only its first chunk.",
+        aliases=("--scheduler-reserve-full-isl",),
+    )  # fmt: skip
+    watermark: float = option(0.0, "Share of KV blocks that newcomers must leave free while others run (0 to 1).")
+    adaptive_watermark: bool = option(
+        True, "After preemptions leave more blocks free, and fewer again while there are none."
+    )
+    max_preemptions: int = option(3, "A request preempted this often is the last of its class to be chosen again.")
+    admission_lookahead: int = option(
+        8, "Requests that may be looked at, and admitted, past one that waits for KV blocks; 0 for none."
+    )
+    lookahead_age_limit_s: float = option(1.0, "Nobody goes past a request that has waited this long for KV blocks.")
+    max_num_queued_reqs: int = option(
+        4096, "Sequences that may wait beyond those that run, before 503.", aliases=("--max-queued-requests",)
+    )
+    max_num_queued_tokens: int | None = option(None, "Prompt tokens that may wait, before 503. Default: no limit.")
+    first_token_deadline_s: float | None = option(
+        None, "End a request that has no token after so long. Default: no limit."
+    )
+    request_deadline_s: float | None = option(None, "End a request that has not finished after so long.")
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            least = _LEAST.get(spec.name, 1)
+            if (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and least is not None
+                and not value >= least
+            ):
+                raise OptionError(f"{spec.name} must be at least {least}, not {value}")
+        for name in ("max_prefill_share", "watermark"):
+            if not getattr(self, name) <= 1:
+                raise OptionError(f"{name} is a share, at most 1, not {getattr(self, name)}")
+        if self.max_prefill_share == 0:
+            raise OptionError("max_prefill_share must be above 0, or prompts could not advance")
+
+    @property
+    def num_slots(self) -> int:
+        """How many requests may run at once: each of them advances in every step, by one token at least."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+
+_LEAST: dict[str, int | None] = {
+    "seed": None,
+    "long_prefill_token_threshold": 0,
+    "max_prefill_share": 0,
+    "priority_aging_s": 0,
+    "lpm_max_overtakes": 0,
+    "fair_prompt_weight": 0,
+    "fair_output_weight": 0,
+    "watermark": 0,
+    "max_preemptions": 0,
+    "admission_lookahead": 0,
+    "lookahead_age_limit_s": 0,
+    "max_num_queued_reqs": 0,
+    "first_token_deadline_s": 0,
+    "request_deadline_s": 0,
+}
+"""The smallest value of each number that may be below 1; None for any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions(SchedulingOptions):
     """What a person may set about an engine. Raises `OptionError` when a value cannot be honoured."""
 
     dtype: str = option("bfloat16", "Precision of weights and activations: bfloat16 or float32.")
@@ -34,30 +132,19 @@ class EngineOptions:
         None, "Longest sequence, prompt and output together, in tokens. Default: what the model supports.",
         aliases=("--context-length", "--ctx-size"),
     )  # fmt: skip
-    max_num_seqs: int = option(
-        64, "Sequences that may be resident at once.", aliases=("--max-running-requests", "--parallel")
-    )
-    max_num_batched_tokens: int = option(
-        512, "Token budget of one engine step, shared by prompt chunks and decodes.", aliases=("--max-prefill-tokens",)
-    )
-    block_size: int = option(16, "Tokens in one KV block.", aliases=("--page-size",))
     kv_cache_memory_bytes: int | None = option(
         None, "Memory for the KV pool. Default: the smaller of half of what is free and max-num-seqs full sequences."
     )
     num_kv_blocks: int | None = option(
         None, "Number of KV blocks, whatever memory they take.", aliases=("--num-gpu-blocks-override",)
     )
-    enable_prefix_caching: bool = option(True, "Reuse the KV of prompts that begin alike.")
     seed: int = option(0, "Seed of the stream from which requests without a seed of their own get theirs.")
     threads: int | None = option(None, "Threads of the forward pass. Default: the cores this process may use.")
 
     def __post_init__(self) -> None:
+        SchedulingOptions.__post_init__(self)
         if self.dtype not in DTYPES:
             raise OptionError(f"dtype {self.dtype!r} is not supported; use one of {', '.join(DTYPES)}")
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if spec.name != "seed" and type(value) is int and value < 1:
-                raise OptionError(f"{spec.name} must be at least 1, not {value}")
 
     @classmethod
     def from_names(cls, values: Mapping[str, Any]) -> Self:
@@ -80,7 +167,6 @@ class ServerOptions:
     served_model_name: tuple[str, ...] = option(
         (), "Name the model goes by in the API; repeatable, the first is the one it calls itself.", aliases=("--alias",)
     )
-    max_num_queued_reqs: int = option(4096, "Sequences that may wait beyond those that run, before 503.")
     drain_s: float = option(30.0, "How long running requests may go on after SIGTERM.")
     health_stall_s: float = option(10.0, "Without a sign of life from the engine's loop for this long, /health is red.")
     max_stream_backlog: int = option(
@@ -94,32 +180,39 @@ class ServerOptions:
         for name in ("drain_s", "health_stall_s"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name} must not be negative, but is {getattr(self, name)}")
-        if self.max_num_queued_reqs < 0:
-            raise OptionError(f"max_num_queued_reqs must not be negative, but is {self.max_num_queued_reqs}")
         if self.max_stream_backlog < 1:
             raise OptionError(f"max_stream_backlog must be at least 1, not {self.max_stream_backlog}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Limits the scheduler works within. Lengths and budgets are in tokens.
+class SchedulerConfig(SchedulingOptions):
+    """Limits the scheduler works within: the options, and what the model and the machine make of them.
 
     `max_model_len` never exceeds `num_blocks * block_size`: a request that is accepted fits into an empty pool.
     """
 
     max_model_len: int
     num_blocks: int
-    block_size: int = 16
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    enable_prefix_caching: bool = True
+    max_adapters: int | None = None
+    """How many different adapters one step may have; None for any number."""
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
     num_records_kept: int = 1024
 
     def __post_init__(self) -> None:
+        SchedulingOptions.__post_init__(self)
         if self.max_model_len > self.num_blocks * self.block_size:
             raise OptionError(
                 f"max_model_len {self.max_model_len} does not fit into the KV pool of "
                 f"{self.num_blocks} blocks x {self.block_size} tokens"
             )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise OptionError(
+                f"without chunked prefill a whole sequence must fit into one step, but max_num_batched_tokens is "
+                f"{self.max_num_batched_tokens} and max_model_len is {self.max_model_len}"
+            )
+
+    @classmethod
+    def of(cls, options: SchedulingOptions, **limits: Any) -> Self:
+        """The scheduling part of `options`, and the limits they do not have."""
+        return cls(**{spec.name: getattr(options, spec.name) for spec in fields(SchedulingOptions)}, **limits)

@@ -7,6 +7,7 @@
     │   └── UnsupportedError    a well-formed model that this version cannot run; lists what is supported
     ├── RequestError            one request is wrong (HTTP 400); nobody else is affected
     │   └── ContextLengthError  prompt, or prompt and max_tokens, exceed the context
+    ├── UnavailableError        nothing is wrong with the request, but not now (HTTP 503)
     └── EngineError             the engine itself failed or is gone
 
 Anything else that escapes is a bug.
@@ -53,6 +54,17 @@ class ContextLengthError(RequestError):
 
     def __init__(self, message: str, *, param: str) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class UnavailableError(NoriaError):
+    """The request is refused for now: the queue is full, or the engine is draining.
+
+    `code` says which in a word, for machines.
+    """
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class EngineError(NoriaError):

@@ -19,7 +19,7 @@ def test_the_last_running_request_gives_way_and_returns_to_the_front():
             break
     assert preempting is not None
     assert preempting.preempted == ("b",)
-    assert [request.request_id for request in world.scheduler.waiting] == ["b", "c"]
+    assert [request.request_id for request in world.scheduler.waiting.order()] == ["b", "c"]
     assert not preempting.admitted, "a step that preempts admits nobody"
     world.run()
     assert all(len(world.outputs[r]) == world.requests[r].max_tokens for r in "abc")

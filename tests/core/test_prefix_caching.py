@@ -3,6 +3,8 @@
 import pytest
 from worlds import World, solo_output
 
+from noria.core.admitting import Admitting
+from noria.core.chunks import ChunkRule
 from noria.core.draft import PlanDraft
 from noria.core.plan import Limit
 from noria.kv.prefix import PrefixKey
@@ -79,7 +81,7 @@ def test_those_who_wait_keep_their_order_and_who_was_not_looked_at_is_told_so():
     assert [held.request_id for held in plan.held] == ["same1", "same2", "same3"]
     assert plan.admission_end is not None
     assert plan.admission_end.limit is Limit.ADMISSION_SCAN, "nobody computes a prefix of the other one"
-    assert [request.request_id for request in world.scheduler.waiting] == ["same1", "same2", "same3", "other"]
+    assert [request.request_id for request in world.scheduler.waiting.order()] == ["same1", "same2", "same3", "other"]
 
 
 def test_the_wait_ends_when_the_one_that_computes_is_gone():
@@ -100,7 +102,7 @@ def test_the_wait_stands_only_while_the_other_one_advances():
     world.step()
     world.add("b", prompt_of(24))
     draft = PlanDraft(8)
-    world.scheduler._admit_waiting(draft)
+    Admitting(world.scheduler, draft, ChunkRule(world.config, is_alone=False), world.clock()).run()
     assert draft.is_scheduled("b")
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from noria.config import SchedulerConfig
 from noria.core.events import FinishReason, RequestEvent
+from noria.core.gates import Grammar
 from noria.core.plan import StepPlan
 from noria.core.request import Request
-from noria.core.scheduler import Scheduler
+from noria.core.scheduler import Drafter, Scheduler
 from noria.fakes import ManualClock, ScriptedRunner
 from noria.kv.prefix import PrefixKey
 from noria.sampling import SamplingParams
@@ -28,8 +29,9 @@ class World:
         max_num_batched_tokens: int = 64,
         max_num_seqs: int = 8,
         max_model_len: int | None = None,
-        enable_prefix_caching: bool = True,
         script: Mapping[str, Sequence[int]] | None = None,
+        drafter: Drafter | None = None,
+        **config: Any,
     ) -> None:
         self.config = SchedulerConfig(
             num_blocks=num_blocks,
@@ -37,10 +39,10 @@ class World:
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len or num_blocks * block_size,
-            enable_prefix_caching=enable_prefix_caching,
             eos_token_ids=(EOS,),
+            **config,
         )
-        self.scheduler = Scheduler(self.config)
+        self.scheduler = Scheduler(self.config, drafter=drafter)
         self.runner = ScriptedRunner(num_blocks, block_size, script)
         self.clock = ManualClock()
         self.requests: dict[str, Request] = {}
@@ -54,6 +56,9 @@ class World:
         *,
         max_tokens: int | None = 4,
         prefix_key: PrefixKey | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+        grammar: Grammar | None = None,
         **sampling: Any,
     ) -> Request:
         """Adds a request; a number stands for a prompt of that many tokens, unlike any other request's."""
@@ -61,7 +66,12 @@ class World:
             first = 10_000 * (len(self.requests) + 1)
             prompt = range(first, first + prompt)
         request = Request(
-            request_id, list(prompt), SamplingParams(max_tokens=max_tokens, **sampling), prefix_key=prefix_key
+            request_id,
+            list(prompt),
+            SamplingParams(max_tokens=max_tokens, **sampling),
+            prefix_key=prefix_key or PrefixKey(tenant=tenant),
+            priority=priority,
+            grammar=grammar,
         )
         self.scheduler.add(request, self.clock())
         self.requests[request_id] = request

@@ -17,8 +17,8 @@ def hashes_of(num_tokens: int, start: int = 0) -> list[bytes]:
 def admit(kv: KVManager, request_id: str, num_tokens: int, num_planned: int, start: int = 0) -> None:
     hashes = hashes_of(num_tokens, start)
     match = kv.match(hashes, num_tokens)
-    assert kv.can_admit(match, num_tokens)
-    kv.admit(request_id, hashes, match, num_tokens=num_tokens, num_planned=num_planned)
+    assert kv.num_spare_blocks(match, num_tokens) >= 0
+    assert kv.admit(request_id, hashes, match, num_tokens=num_tokens, num_planned=num_planned)
     kv.check()
 
 
@@ -28,8 +28,8 @@ def test_what_an_admitted_prefill_is_owed_counts_as_taken():
     assert kv.num_owed_blocks == 4
     assert kv.pool.num_free_blocks == 7
     other = hashes_of(16, start=1000)
-    assert not kv.can_admit(kv.match(other, 16), 16), "7 are free, but 4 of them are a's"
-    assert kv.can_admit(kv.match(other, 12), 12)
+    assert kv.num_spare_blocks(kv.match(other, 16), 16) == -1, "7 are free, but 4 of them are a's"
+    assert kv.num_spare_blocks(kv.match(other, 12), 12) == 0
     assert kv.extend("a", 24) is not None
     assert kv.num_owed_blocks == 1
     kv.release("a")
@@ -48,22 +48,22 @@ def test_growth_beyond_the_known_sequence_is_not_paid_from_what_is_owed():
 def test_idle_hits_cost_free_blocks_and_held_ones_do_not():
     kv = KVManager(4, BLOCK_SIZE)
     admit(kv, "a", num_tokens=9, num_planned=9)
-    kv.register_computed("a", 9)
+    kv.register_computed("a", 9, range(9))
     held = kv.match(hashes_of(9), 9)
-    assert (len(held.block_ids), held.num_idle) == (2, 0)
-    assert kv.can_admit(held, 9), "two shared, one new, and one is free"
+    assert len(held.block_ids) == 2
+    assert kv.num_spare_blocks(held, 9) == 0, "two shared, one new, and one is free"
     kv.release("a")
     idle = kv.match(hashes_of(13), 13)
-    assert (len(idle.block_ids), idle.num_idle) == (2, 2)
-    assert kv.can_admit(idle, 16)
-    assert not kv.can_admit(idle, 17)
+    assert len(idle.block_ids) == 2
+    assert kv.num_spare_blocks(idle, 16) == 0
+    assert kv.num_spare_blocks(idle, 17) < 0
 
 
 def test_only_whole_executed_blocks_are_found():
     kv = KVManager(10, BLOCK_SIZE)
     admit(kv, "a", num_tokens=20, num_planned=14)
     assert kv.match(hashes_of(20), 20).block_ids == [], "planned is not computed"
-    kv.register_computed("a", 14)
+    kv.register_computed("a", 14, range(14))
     kv.check()
     kv.release("a")
     assert len(kv.match(hashes_of(20), 20).block_ids) == 3, "the fourth block holds two of its four tokens"
@@ -78,7 +78,7 @@ def test_the_claim_on_a_block_names_who_computes_it_until_it_is_done():
         return kv.computing(hashes, kv.match(hashes, num_tokens), num_tokens)
 
     assert who(12) == "a"
-    kv.register_computed("a", 8)
+    kv.register_computed("a", 8, range(8))
     assert who(9) is None, "all that 9 tokens could share is there"
     assert who(13) == "a", "the third block is still being computed"
     kv.release("a")
@@ -90,8 +90,8 @@ def test_a_duplicate_block_stays_private():
     kv = KVManager(10, BLOCK_SIZE)
     admit(kv, "a", num_tokens=8, num_planned=8)
     admit(kv, "b", num_tokens=8, num_planned=8)
-    kv.register_computed("a", 8)
-    kv.register_computed("b", 8)
+    kv.register_computed("a", 8, range(8))
+    kv.register_computed("b", 8, range(8))
     kv.check()
     assert kv.match(hashes_of(9), 9).block_ids == list(kv.block_ids("a"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from noria.core.plan import Admitted, StepPlan
+from noria.core.plan import Admitted, Preemption, StepPlan
 from noria.errors import EngineError
 from noria.runner.batch import PersistentBatch
 from noria.runner.row_params import row_params
@@ -24,8 +25,9 @@ def new_batch(**changes: Any) -> PersistentBatch:
     return PersistentBatch(**(sizes | {"vocab_size": VOCAB} | changes))
 
 
-def plan(**fields: Any) -> StepPlan:
-    return StepPlan(step=1, num_scheduled_tokens={}, **fields)
+def plan(preempted: Sequence[str] = (), **fields: Any) -> StepPlan:
+    preemptions = tuple(Preemption(request_id, "somebody", 0, 0, 1) for request_id in preempted)
+    return StepPlan(step=1, num_scheduled_tokens={}, preemptions=preemptions, **fields)
 
 
 class BatchMachine(RuleBasedStateMachine):

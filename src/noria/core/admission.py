@@ -1,7 +1,8 @@
-"""The door: what can never be served is refused here, once, with the numbers.
+"""The door: what can never be served is refused here, once, with the numbers; and so is what has no place in the queue.
 
-"Never" is a pure function of a request and the configuration. After this, an accepted request either runs or
-waits for something that will come. Called by `Scheduler.add`, and by clients that would rather refuse at once.
+"Never" is a pure function of a request and the configuration (`judge`). After this, an accepted request either runs
+or waits for something that will come. Called by `Scheduler.add`; `judge` also by clients that would rather refuse at
+once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from noria.config import SchedulerConfig
-from noria.errors import ContextLengthError, RequestError
+from noria.errors import ContextLengthError, RequestError, UnavailableError
 
 
 def judge(prompt_token_ids: Sequence[int], max_tokens: int | None, config: SchedulerConfig) -> int:
@@ -37,3 +38,26 @@ def judge(prompt_token_ids: Sequence[int], max_tokens: int | None, config: Sched
                 f"token id {bad} is outside the vocabulary (0 .. {config.vocab_size - 1})", param="prompt"
             )
     return limit - num_prompt if max_tokens is None else max_tokens
+
+
+def check_queue(
+    num_running: int, num_waiting: int, num_queued_tokens: int, num_prompt: int, config: SchedulerConfig
+) -> None:
+    """Raises `UnavailableError` if the queue has no place for one more request of `num_prompt` tokens.
+
+    Those that would run at once do not count as queued. A prompt is never too long for an empty queue.
+    """
+    num_places = config.num_slots + config.max_num_queued_reqs
+    if num_running + num_waiting >= num_places:
+        raise UnavailableError(
+            f"the queue is full: {num_running} requests run and {num_waiting} wait, at most {config.num_slots} may run "
+            f"and {config.max_num_queued_reqs} more wait",
+            code="queue_full",
+        )
+    most = config.max_num_queued_tokens
+    if most is not None and num_queued_tokens and num_queued_tokens + num_prompt > most:
+        raise UnavailableError(
+            f"the queue is full: prompts of {num_queued_tokens} tokens together are waiting, this one has "
+            f"{num_prompt}, and at most {most} may wait",
+            code="queue_full",
+        )

@@ -13,7 +13,8 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end of sequence, stop token, or a stop string that the client found
     LENGTH = "length"  # max_tokens or the end of the context
     ABORT = "abort"  # the client went away or asked for it
-    ERROR = "error"  # the engine failed
+    ERROR = "error"  # the engine failed, or found that it cannot serve the request after all
+    TIMEOUT = "timeout"  # a deadline of the server passed
 
 
 class RequestEvent(msgspec.Struct, frozen=True):
@@ -30,4 +31,6 @@ class RequestEvent(msgspec.Struct, frozen=True):
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
-    """What went wrong, when `finish_reason` is `ERROR`."""
+    """What went wrong, when `finish_reason` is `ERROR` or `TIMEOUT`."""
+    error_code: str | None = None
+    """The same for machines: `queue_full`, `draining`, `deadline_exceeded`, or None for a failure."""

@@ -14,6 +14,10 @@ What a worker does with a plan, in this order:
 5. sample one token for each request whose computed tokens have thereby reached all its known tokens, append
    it to the row's known tokens and report it. Rows that have not reached their end yield nothing: nothing is
    sampled, drawn or reported for them.
+
+A request with `drafts` runs them too, behind its known tokens: n counts both. The worker accepts drafts while each
+is the token that it would have sampled there, reports those and the one token that it samples behind them (so one
+more than it accepted), and steps its cursor back over the rest.
 """
 
 from __future__ import annotations
@@ -29,9 +33,14 @@ class Limit(StrEnum):
     """The limit that kept a request from advancing as far as it could in one step."""
 
     TOKEN_BUDGET = "token_budget"  # max_num_batched_tokens is spent
+    LONG_PREFILL = "long_prefill_token_threshold"  # a chunk of a prompt is never longer while others are there
+    PREFILL_SHARE = "max_prefill_share"  # one prompt takes no more of a step while others could use it
     MAX_NUM_SEQS = "max_num_seqs"  # all sequence slots are taken
     KV_BLOCKS = "kv_blocks"  # what it still needs does not fit beside what others were promised
     PREFIX_BEING_COMPUTED = "prefix_being_computed"  # a running request is computing its next block
+    GRAMMAR = "grammar"  # its grammar is being compiled
+    ADAPTERS = "adapters"  # as many different adapters as one step may have are running
+    PAUSED = "paused"  # the engine admits nobody, or stands still, until it is resumed
     ADMISSION_SCAN = "admission_scan"  # max_num_seqs others were looked at and held in this step; nobody else was
     PREEMPTING_STEP = "preempting_step"  # somebody was preempted in this step, so nobody is admitted
 
@@ -48,13 +57,35 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class AdmissionEnd(msgspec.Struct, frozen=True):
-    """Where admission ended: the first `num_behind` requests of the queue that nobody looked at share one reason."""
+    """Where admission ended: the `num_behind` requests of the queue that nobody looked at share one reason.
+
+    `position` is the place of the first of them in the queue, 0 being the head; before it stand those that were
+    looked at and held. `noria.core.explain` expands it for one request when somebody asks.
+    """
 
     limit: Limit
     num_behind: int
+    queue: str = ""
+    position: int = 0
 
     def __str__(self) -> str:
         return f"{self.num_behind} waiting: {self.limit}"
+
+
+class Preemption(msgspec.Struct, frozen=True):
+    """A running request gave its blocks back, and what that cost."""
+
+    request_id: str
+    in_favour_of: str
+    """The request that needed the memory or the place; itself if it was its own choice of victim."""
+    num_tokens_lost: int
+    """Computed tokens whose KV was given up; what the cache still holds of them at resumption is not lost after all."""
+    num_blocks_freed: int
+    num_preemptions: int
+    """How often this request has been preempted now."""
+
+    def __str__(self) -> str:
+        return f"{self.request_id} (-{self.num_tokens_lost} tokens, for {self.in_favour_of})"
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -82,12 +113,18 @@ class StepPlan(msgspec.Struct, frozen=True):
     num_scheduled_tokens: dict[str, int]
     admitted: tuple[Admitted, ...] = ()
     new_block_ids: dict[str, tuple[int, ...]] = {}
-    preempted: tuple[str, ...] = ()
+    preemptions: tuple[Preemption, ...] = ()
+    drafts: dict[str, tuple[int, ...]] = {}
     finished: tuple[str, ...] = ()
     """Requests that ended since the previous plan; the worker may have known them or not. After a step that failed,
     also what that one would have told it to forget."""
     held: tuple[Held, ...] = ()
     admission_end: AdmissionEnd | None = None
+
+    @property
+    def preempted(self) -> tuple[str, ...]:
+        """Ids of those that lost their rows in this step."""
+        return tuple(preemption.request_id for preemption in self.preemptions)
 
     @property
     def num_tokens(self) -> int:
@@ -110,8 +147,8 @@ class StepPlan(msgspec.Struct, frozen=True):
         parts.append(f"{self.num_tokens} tokens")
         if self.admitted:
             parts.append("admitted " + " ".join(a.request_id for a in self.admitted))
-        if self.preempted:
-            parts.append("preempted " + " ".join(self.preempted))
+        if self.preemptions:
+            parts.append("preempted " + " ".join(map(str, self.preemptions)))
         if self.finished:
             parts.append("finished " + " ".join(self.finished))
         parts += [str(h) for h in self.held]

@@ -7,6 +7,7 @@ import msgspec
 
 from noria.core.events import FinishReason
 from noria.core.plan import StepPlan, StepResult
+from noria.kv.manager import KVUsage
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -27,6 +28,8 @@ class Ending(msgspec.Struct, frozen=True):
     num_preemptions: int
     arrival_s: float
     ended_s: float
+    num_tokens_lost: int = 0
+    """Computed tokens given up by its preemptions."""
 
 
 class StepRecord(msgspec.Struct, frozen=True):
@@ -43,9 +46,16 @@ class StepRecord(msgspec.Struct, frozen=True):
     updated_s: float
     num_running: int
     num_waiting: int
-    num_free_blocks: int
+    num_queued_tokens: int
+    """Prompt tokens of waiting requests that have never run."""
+    kv: KVUsage
     error: str | None = None
     """Why the plan was not executed, if it was not; its requests have ended then."""
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, cached content or not."""
+        return self.kv.num_cached_idle + self.kv.num_blank
 
     @property
     def duration_s(self) -> float:

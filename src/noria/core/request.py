@@ -3,20 +3,22 @@
     0 <= num_computed <= num_tokens <= num_target
 
 There is no prefill or decode phase: a request is simply behind its target, by a whole prompt or by one token.
-`num_target` equals `num_tokens` until drafts exist. Owned by `noria.core.scheduler`; holds no KV and no text.
+`num_target` is `num_tokens` plus the drafts that somebody guessed. Owned by `noria.core.scheduler`; holds no KV and
+no text.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
+from noria.core.gates import Grammar
 from noria.kv.prefix import PrefixKey, extend_block_hashes
 from noria.sampling import SamplingParams
 
 
 class RequestState(Enum):
     WAITING = "waiting"  # accepted, owns nothing
-    RUNNING = "running"  # admitted, owns blocks; may be left out of any one step
+    RUNNING = "running"  # admitted, owns blocks; advances in every step
     PREEMPTED = "preempted"  # gave its blocks back and waits again; keeps its output
     FINISHED = "finished"
 
@@ -33,19 +35,31 @@ class Request:
     """One sequence to generate. Lengths are in tokens; `arrival_s` is on the scheduler's clock."""
 
     __slots__ = (
+        "adapter",
+        "arrival_number",
         "arrival_s",
         "block_hashes",
+        "draft_token_ids",
+        "grammar",
+        "held_for_memory_s",
         "index",
+        "max_num_tokens",
         "max_tokens",
         "num_cached_tokens",
+        "num_charged",
         "num_computed",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_tokens_lost",
+        "phase",
         "prefix_root",
+        "priority",
         "request_id",
         "sampling",
         "seed",
         "state",
+        "stop_ids",
+        "tenant",
         "token_ids",
     )
 
@@ -58,23 +72,46 @@ class Request:
         arrival_s: float = 0.0,
         seed: int = 0,
         index: int = 0,
+        priority: int = 0,
         prefix_key: PrefixKey | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.sampling = sampling
         self.arrival_s = arrival_s
+        self.arrival_number = 0
+        """Counts accepted requests; decides wherever times are equal."""
         self.seed = seed
         self.index = index
+        self.priority = priority
+        """Smaller is more urgent. Only the policy `priority` looks at it."""
+        prefix_key = prefix_key or PrefixKey()
+        self.adapter = prefix_key.adapter
+        self.tenant = prefix_key.tenant
+        self.prefix_root = prefix_key.root()
+        self.grammar = grammar
         self.token_ids = list(prompt_token_ids)
+        self.draft_token_ids: tuple[int, ...] = ()
+        """Guesses at what comes after `token_ids`, for the worker to verify in the coming step."""
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens = sampling.max_tokens or 0
         """Resolved at the door (`noria.core.admission`) when the request did not say."""
+        self.max_num_tokens = self.num_prompt_tokens + self.max_tokens
+        self.stop_ids: frozenset[int] = frozenset(sampling.stop_token_ids)
+        """Tokens that end it: its own and, unless it ignores them, the model's. Completed at the door."""
         self.num_computed = 0
         self.num_cached_tokens: int | None = None
         """Prompt tokens found in the cache at first admission; None before that."""
+        self.num_charged = 0
+        """Up to which prompt position a fair policy has charged for it; computing those again is free."""
         self.num_preemptions = 0
+        self.num_tokens_lost = 0
+        """Computed tokens whose KV was given up by preemptions."""
+        self.held_for_memory_s: float | None = None
+        """Since when it waits for KV blocks alone."""
+        self.phase: int | None = None
+        """Set while it advances by one token in every step; see `noria.core.running`."""
         self.state = RequestState.WAITING
-        self.prefix_root = (prefix_key or PrefixKey()).root()
         self.block_hashes: list[bytes] = []
 
     @property
@@ -84,7 +121,7 @@ class Request:
     @property
     def num_target(self) -> int:
         """Tokens that should be computed when the request is fully caught up."""
-        return len(self.token_ids)
+        return len(self.token_ids) + len(self.draft_token_ids)
 
     @property
     def num_remaining(self) -> int:
@@ -94,6 +131,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether only its newest token is left to compute (and drafts, if it has any)."""
+        return len(self.token_ids) - self.num_computed == 1
 
     def move_to(self, state: RequestState) -> None:
         """The only way to change `state`."""
@@ -109,6 +151,8 @@ class Request:
     def check(self) -> None:
         assert 0 <= self.num_computed <= self.num_tokens <= self.num_target
         assert self.num_computed == 0 or self.state in (RequestState.RUNNING, RequestState.FINISHED)
+        assert self.num_tokens <= self.max_num_tokens
+        assert self.phase is None or (self.state is RequestState.RUNNING and self.is_caught_up)
 
     def __repr__(self) -> str:
         return f"<{self.request_id} {self.state.value} {self.num_computed}/{self.num_tokens}>"

@@ -1,13 +1,14 @@
 """The scheduler: which requests advance in this step, by how many tokens, in which blocks.
 
-One token budget is spent in every step: running requests first, in order of admission; then waiting ones, into
-what is left of budget, sequence slots and KV blocks. A request is a pair of cursors that tries to catch up with
-its target; prompts and outputs are the same thing here. Under memory pressure the last running request is
-preempted: it gives its blocks back and goes to the front of the queue, to be computed again.
+One token budget is spent in every step: running requests first, decodes before unfinished prompts; then waiting ones
+in the policy's order, into what is left of budget, sequence slots and KV blocks. A request is a pair of cursors that
+tries to catch up with its target; prompts and outputs are the same thing here. Under memory pressure the policy
+names a victim: it gives its blocks back and waits again, to be computed anew.
 
-Why it never stalls: every accepted request fits into an empty pool (`noria.core.admission`); the first running
-request advances in every step, since it is never anybody's victim but its own, and alone it always fits; and a
-waiting request is passed over only for something that a running one will give back or finish.
+Why it never stalls: every accepted request fits into an empty pool (`noria.core.admission`); there are never more
+running requests than tokens in the budget, so each advances in every step; among them is one that is nobody's victim
+(`noria.core.policies.base`), and alone it always fits; and a waiting request is passed over only for something that
+a running one will give back or finish.
 
 Called by `noria.engine.core`. No clock, no randomness, no tensors, no text: time and ids come from outside.
 """
@@ -15,34 +16,61 @@ Called by `noria.engine.core`. No clock, no randomness, no tensors, no text: tim
 from __future__ import annotations
 
 from collections import deque
-
-import msgspec
+from enum import StrEnum
 
 from noria.config import SchedulerConfig
-from noria.core.admission import judge
-from noria.core.draft import PlanDraft
+from noria.core.admission import check_queue, judge
+from noria.core.admitting import Admitting
+from noria.core.advancing import Advancing, Drafter
+from noria.core.chunks import ChunkRule
+from noria.core.deadlines import Deadlines
+from noria.core.draft import Chunk, PlanDraft
 from noria.core.events import FinishReason, RequestEvent
-from noria.core.plan import Limit, StepPlan, StepResult, TokenLogprobs
-from noria.core.queues import FcfsQueue, RunningList
+from noria.core.gates import AdapterGate, Gate, GrammarGate
+from noria.core.margin import Margin
+from noria.core.plan import Limit, Preemption, StepPlan, StepResult, TokenLogprobs
+from noria.core.policies import load_policy
 from noria.core.record import Arrival, Ending, StepRecord
 from noria.core.request import Request, RequestState
-from noria.core.stopping import why_stopped
-from noria.errors import EngineError
+from noria.core.results import check_result
+from noria.core.running import RunningSet
+from noria.core.stopping import stop_ids, why_stopped
+from noria.errors import UnavailableError
 from noria.kv.manager import KVManager
+
+
+class PauseMode(StrEnum):
+    """What becomes of unfinished requests while the engine is paused. New ones are accepted, and wait."""
+
+    ABORT = "abort"  # they end at once
+    WAIT = "wait"  # those that have begun run to their end, the others wait
+    KEEP = "keep"  # everything stands still
 
 
 class Scheduler:
     """Plans steps and learns from their results. Not thread-safe: one owner calls it."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, drafter: Drafter | None = None) -> None:
         self.config = config
         self.kv = KVManager(config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
-        self.waiting = FcfsQueue()
-        self.running = RunningList()
+        self.waiting = load_policy(config, self._count_cached)
+        self.running = RunningSet(config.block_size)
         self.records: deque[StepRecord] = deque(maxlen=config.num_records_kept)
+        self.paused: PauseMode | None = None
+        self.is_draining = False
+        self.drafter = drafter
+        self._gates: list[Gate] = [GrammarGate()]
+        if config.max_adapters is not None:
+            self._gates.append(AdapterGate(config.max_adapters))
+        self.margin = Margin(config.num_blocks, config.watermark, adaptive=config.adaptive_watermark)
+        self._deadlines = Deadlines(config.first_token_deadline_s, config.request_deadline_s)
+        self.last_plan: StepPlan | None = None
+        self._in_flight = PlanDraft(0)
+        self._events: list[RequestEvent] = []  # of requests that ended by themselves between results
         self._finished_ids: list[str] = []  # told to the worker with the next plan
         self._arrivals: list[Arrival] = []  # told to the next record
         self._endings: list[Ending] = []  # likewise
+        self._num_arrived = 0
         self._num_steps = 0
         self._planned_s = 0.0
 
@@ -56,19 +84,54 @@ class Scheduler:
 
     @property
     def has_news(self) -> bool:
-        """Whether requests ended that the worker has not been told of: one more step, if only an empty one."""
-        return bool(self._finished_ids)
+        """Whether requests ended that the worker or their owners have not been told of: one more step, if an empty
+        one."""
+        return bool(self._finished_ids or self._events)
+
+    def has_work(self, now_s: float) -> bool:
+        """Whether a step has something to do."""
+        next_deadline_s = self._deadlines.next_s
+        if self.has_news or (next_deadline_s is not None and next_deadline_s <= now_s):
+            return True
+        match self.paused:
+            case None:
+                return self.has_unfinished
+            case PauseMode.KEEP:
+                return False
+            case _:
+                return not self.is_quiet
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has begun that is not finished: what a pause that waits, waits for."""
+        return not self.running and all(request.state is RequestState.WAITING for request in self.waiting)
 
     def add(self, request: Request, now_s: float) -> None:
-        """Accepts a request into the queue; raises `RequestError` if it could never be served.
+        """Accepts a request into the queue.
 
-        The id must not be in use: ids are internal and made by the engine's own side.
+        Raises `RequestError` if it could never be served, `UnavailableError` if it cannot wait here now. The id must
+        not be in use: ids are internal and made by the engine's own side.
         """
         assert request.request_id not in self.running
         assert request.request_id not in self.waiting
-        request.max_tokens = judge(request.token_ids, request.sampling.max_tokens, self.config)
-        request.arrival_s = now_s
+        config = self.config
+        request.max_tokens = judge(request.token_ids, request.sampling.max_tokens, config)
+        if self.is_draining:
+            raise UnavailableError(
+                "the engine is draining: it finishes what it has and takes nothing new", code="draining"
+            )
+        check_queue(
+            len(self.running), len(self.waiting), self.waiting.num_queued_tokens, request.num_prompt_tokens, config
+        )
+        self._num_arrived += 1
+        request.arrival_number, request.arrival_s = self._num_arrived, now_s
+        request.max_num_tokens = request.num_prompt_tokens + request.max_tokens
+        request.stop_ids = stop_ids(request, config.eos_token_ids)
+        if config.enable_prefix_caching:
+            request.hash_blocks(config.block_size)
         self._arrivals.append(Arrival(request.request_id, request.num_prompt_tokens, now_s))
+        self._deadlines.add(request)
+        self.waiting.note_arrival(request)
         self.waiting.push(request)
 
     # --- planning -------------------------------------------------------------------------------------------------
@@ -76,95 +139,59 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepPlan:
         """Plans one step. The plan must be executed and its result given to `update` before the next one."""
         self._planned_s = now_s
-        draft = PlanDraft(self.config.max_num_batched_tokens)
-        self._advance_running(draft)
-        if draft.preempted:
-            draft.end_admission(Limit.PREEMPTING_STEP, len(self.waiting))
+        for request, why in self._deadlines.pop_overdue(now_s):
+            self._end(request, FinishReason.TIMEOUT, now_s, error=why, error_code="deadline_exceeded")
+        draft = self._in_flight = PlanDraft(self.config.max_num_batched_tokens)
+        if self.paused is PauseMode.KEEP:
+            draft.end_admission(Limit.PAUSED, len(self.waiting), self.config.scheduling_policy, 0)
         else:
-            self._admit_waiting(draft)
+            rule = ChunkRule(self.config, is_alone=self.num_unfinished == 1)
+            advancing = Advancing(self, draft, rule)
+            advancing.run()
+            Admitting(self, draft, rule, now_s).run()
+            advancing.top_up()
+        self.margin.note_step()
         finished, self._finished_ids = self._finished_ids, []
         self._num_steps += 1
-        return draft.freeze(self._num_steps, finished)
+        self.last_plan = draft.freeze(self._num_steps, finished)
+        return self.last_plan
 
-    def _advance_running(self, draft: PlanDraft) -> None:
-        for request in tuple(self.running):
-            if request.state is not RequestState.RUNNING:
-                break  # preempted for an earlier one, as are all behind it
-            num_tokens = min(request.num_remaining, draft.num_tokens_left)
-            if num_tokens == 0:
-                draft.hold(request, Limit.TOKEN_BUDGET)
-                continue
-            new_block_ids = self._extend(request, request.num_computed + num_tokens, draft)
-            if new_block_ids is None:
-                break  # it was last and gave way itself
-            draft.advance(request, num_tokens, new_block_ids)
-
-    def _extend(self, request: Request, num_planned: int, draft: PlanDraft) -> tuple[int, ...] | None:
-        """Blocks for the request's first `num_planned` tokens, preempting from the end until they are there."""
-        while (new_block_ids := self.kv.extend(request.request_id, num_planned)) is None:
-            assert len(self.running) > 1, f"{request!r} does not fit alone: admission let in what it must refuse"
-            victim = self.running.pop_victim()
-            self._preempt(victim, draft)
-            if victim is request:
-                return None
-        return new_block_ids
-
-    def _preempt(self, victim: Request, draft: PlanDraft) -> None:
+    def preempt(self, victim: Request, in_favour_of: Request, draft: PlanDraft) -> Preemption:
+        """Takes everything from a running request, also what this step had planned for it; it waits again."""
+        draft.unplan(victim)
+        self.running.remove(victim)
         victim.move_to(RequestState.PREEMPTED)
-        self.kv.release(victim.request_id)
-        draft.preempt(victim)
-        victim.num_computed = 0
-        victim.num_preemptions += 1
-        self.waiting.push_front(victim)
-
-    def _admit_waiting(self, draft: PlanDraft) -> None:
-        passed_over: list[Request] = []
-        while self.waiting:
-            if limit := self._admission_closed(draft, len(passed_over)):
-                draft.end_admission(limit, len(self.waiting))
-                break
-            request = self.waiting.pop()
-            limit = self._try_admit(request, draft)
-            if limit is not None:
-                passed_over.append(request)
-            if limit is Limit.KV_BLOCKS:  # nobody overtakes a request that waits for memory
-                draft.end_admission(limit, len(self.waiting))
-                break
-        for request in reversed(passed_over):
-            self.waiting.push_front(request)
-
-    def _admission_closed(self, draft: PlanDraft, num_passed_over: int) -> Limit | None:
-        if draft.num_tokens_left == 0:
-            return Limit.TOKEN_BUDGET
-        if len(self.running) >= self.config.max_num_seqs:
-            return Limit.MAX_NUM_SEQS
-        if num_passed_over >= self.config.max_num_seqs:  # bounds the work of one step
-            return Limit.ADMISSION_SCAN
-        return None
-
-    def _try_admit(self, request: Request, draft: PlanDraft) -> Limit | None:
-        """Admits the request into this step, or says which limit it waits for."""
-        hashes = request.hash_blocks(self.config.block_size) if self.config.enable_prefix_caching else []
-        match = self.kv.match(hashes, request.num_tokens)
-        computing = self.kv.computing(hashes, match, request.num_tokens)
-        if computing is not None and draft.is_scheduled(computing):  # stands only while that one advances
-            draft.hold(request, Limit.PREFIX_BEING_COMPUTED, f"by {computing}")
-            return Limit.PREFIX_BEING_COMPUTED
-        if not self.kv.can_admit(match, request.num_tokens):
-            draft.hold(request, Limit.KV_BLOCKS)
-            return Limit.KV_BLOCKS
-        num_cached = len(match.block_ids) * self.config.block_size
-        num_tokens = min(request.num_tokens - num_cached, draft.num_tokens_left)
-        self.kv.admit(
-            request.request_id, hashes, match, num_tokens=request.num_tokens, num_planned=num_cached + num_tokens
+        preemption = Preemption(
+            request_id=victim.request_id,
+            in_favour_of=in_favour_of.request_id,
+            num_tokens_lost=victim.num_computed,
+            num_blocks_freed=self.kv.release(victim.request_id),
+            num_preemptions=victim.num_preemptions + 1,
         )
-        request.move_to(RequestState.RUNNING)
-        request.num_computed = num_cached
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_cached
-        self.running.append(request)
-        draft.admit(request, num_tokens, self.kv.block_ids(request.request_id))
+        draft.preemptions.append(preemption)
+        victim.num_tokens_lost += victim.num_computed
+        victim.num_computed = 0
+        victim.draft_token_ids = ()
+        victim.num_preemptions += 1
+        self.waiting.push(victim)
+        return preemption
+
+    def ask_gates(self, request: Request) -> Limit | None:
+        """The limit outside tokens, slots and memory that the request waits for. Raises `Refused`."""
+        for gate in self._gates:
+            if limit := gate.ask(request, self.running.by_id):
+                return limit
         return None
+
+    def refuse(self, request: Request, why: str, now_s: float) -> None:
+        """A waiting request turned out to be one that can never run."""
+        self._end(request, FinishReason.ERROR, now_s, error=why, error_code="refused")
+
+    def _count_cached(self, request: Request) -> int:
+        if not self.config.enable_prefix_caching:
+            return 0
+        match = self.kv.match(request.hash_blocks(self.config.block_size), request.num_tokens)
+        return len(match.block_ids) * self.config.block_size
 
     # --- learning -------------------------------------------------------------------------------------------------
 
@@ -174,24 +201,80 @@ class Scheduler:
         Raises `EngineError`, before anything has changed, if the result is not what the plan asked for: a request that
         is owed a token and gets none would wait for ever.
         """
-        self._check_result(plan, result)
-        events = []
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
-            request = self.running.get(request_id)
-            if request is None:
-                continue  # ended from outside while the step ran
-            self._advance(request, num_tokens)
-            if token_ids := result.token_ids.get(request_id):
-                logprobs = result.logprobs.get(request_id, ())
-                events.append(self._accept(request, token_ids, logprobs, now_s))
+        draft = self._in_flight
+        check_result(plan, result, draft.chunks)
+        if draft.has_steady:
+            for request in self.running.filling_a_block():
+                self._register(request, request.num_computed + 1)
+            self.running.tick()
+            self._accept_steady(result, now_s)
+        for chunk in draft.chunks.values():
+            if chunk.request.state is RequestState.RUNNING:  # it may have ended from outside while the step ran
+                self._accept_chunk(chunk, result, now_s)
+        self.kv.publish()
+        events, self._events = self._events, []
         self._leave_record(plan, result, now_s)
         return events
 
-    def _check_result(self, plan: StepPlan, result: StepResult) -> None:
-        for request_id, num_tokens in plan.num_scheduled_tokens.items():
-            request = self.running.get(request_id)
-            if request is not None and (num_tokens == request.num_remaining) != (request_id in result.token_ids):
-                raise EngineError(f"the worker's result and the plan disagree on whether {request_id} has a new token")
+    def _accept_steady(self, result: StepResult, now_s: float) -> None:
+        """The loop over all running requests: it does as little as it can for each."""
+        by_id, logprobs, charges = self.running.by_id, result.logprobs, self.waiting.charges_outputs
+        append_event = self._events.append
+        for request_id, token_ids in result.token_ids.items():
+            request = by_id.get(request_id)
+            if request is None or request.phase is None:
+                continue  # ended from outside while the step ran, or not steady
+            request.num_computed += 1
+            tokens = request.token_ids
+            tokens.append(token_ids[0])
+            if charges:
+                self.waiting.charge_output(request, 1)
+            own_logprobs = logprobs.get(request_id, ()) if logprobs else ()
+            if token_ids[0] in request.stop_ids or len(tokens) >= request.max_num_tokens:
+                self._end_if_stopped(request, token_ids, own_logprobs, now_s)
+            else:
+                append_event(RequestEvent(request_id, token_ids, own_logprobs))
+
+    def _accept_chunk(self, chunk: Chunk, result: StepResult, now_s: float) -> None:
+        request = chunk.request
+        token_ids = result.token_ids.get(request.request_id, ())
+        logprobs = result.logprobs.get(request.request_id, ())
+        num_rejected = len(request.draft_token_ids) - (len(token_ids) - 1) if request.draft_token_ids else 0
+        request.draft_token_ids = ()
+        num_accepted, stopped = 0, False
+        while num_accepted < len(token_ids) and not stopped:
+            request.token_ids.append(token_ids[num_accepted])
+            num_accepted += 1
+            stopped = why_stopped(request, self.config.eos_token_ids) is not None
+        # Drafts behind a token that ends the request were computed, but are none of its tokens.
+        num_computed = min(request.num_computed + chunk.num_tokens - num_rejected, request.num_tokens)
+        self.running.num_computed_tokens += num_computed - request.num_computed
+        request.num_computed = num_computed
+        self._register(request, num_computed)
+        if not token_ids:
+            return
+        if self.waiting.charges_outputs:
+            self.waiting.charge_output(request, num_accepted)
+        if stopped:
+            self._end_if_stopped(request, token_ids[:num_accepted], logprobs[:num_accepted], now_s)
+            return
+        self._events.append(
+            RequestEvent(request.request_id, token_ids, logprobs, None, None, request.num_cached_tokens or 0)
+        )
+        if self.drafter is None:
+            self.running.settle(request)
+
+    def _register(self, request: Request, num_computed: int) -> None:
+        if self.config.enable_prefix_caching:
+            request.hash_blocks(self.config.block_size)
+            self.kv.register_computed(request.request_id, num_computed, request.token_ids)
+
+    def _end_if_stopped(
+        self, request: Request, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], now_s: float
+    ) -> None:
+        stopped = why_stopped(request, self.config.eos_token_ids)
+        assert stopped is not None
+        self._end(request, stopped[0], now_s, token_ids=token_ids, logprobs=logprobs, stop_reason=stopped[1])
 
     def abandon(self, plan: StepPlan, now_s: float, error: str) -> list[RequestEvent]:
         """The plan could not be executed: ends its requests, since what the worker knows of them is in doubt.
@@ -199,11 +282,12 @@ class Scheduler:
         For the same reason the next plan repeats whose rows the worker was to forget with this one.
         """
         self._finished_ids[:0] = plan.finished + plan.preempted
-        events = []
         for request_id in plan.num_scheduled_tokens:
-            event = self.finish(request_id, FinishReason.ERROR, now_s)
-            if event is not None:
-                events.append(msgspec.structs.replace(event, error=error))
+            request = self.running.get(request_id)
+            if request is not None:
+                self._end(request, FinishReason.ERROR, now_s, error=error)
+        self.kv.publish()
+        events, self._events = self._events, []
         self._leave_record(plan, StepResult({}), now_s, error)
         return events
 
@@ -218,42 +302,15 @@ class Scheduler:
                 updated_s=now_s,
                 num_running=len(self.running),
                 num_waiting=len(self.waiting),
-                num_free_blocks=self.kv.pool.num_free_blocks,
+                num_queued_tokens=self.waiting.num_queued_tokens,
+                kv=self.kv.usage(self.running.num_computed_tokens),
                 error=error,
             )
         )
         self._arrivals.clear()
         self._endings.clear()
 
-    def _advance(self, request: Request, num_tokens: int) -> None:
-        block_size = self.config.block_size
-        num_full_before = request.num_computed // block_size
-        request.num_computed += num_tokens
-        if self.config.enable_prefix_caching and request.num_computed // block_size > num_full_before:
-            request.hash_blocks(block_size)
-            self.kv.register_computed(request.request_id, request.num_computed)
-
-    def _accept(
-        self, request: Request, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], now_s: float
-    ) -> RequestEvent:
-        """Appends tokens one by one until one of them ends the request; what follows that one is dropped."""
-        stopped, num_accepted = None, 0
-        while stopped is None and num_accepted < len(token_ids):
-            request.token_ids.append(token_ids[num_accepted])
-            num_accepted += 1
-            stopped = why_stopped(request, self.config.eos_token_ids)
-        if stopped is not None:
-            self._end(request, stopped[0], now_s)
-        return RequestEvent(
-            request_id=request.request_id,
-            token_ids=token_ids[:num_accepted],
-            logprobs=logprobs[:num_accepted],
-            finish_reason=stopped[0] if stopped else None,
-            stop_reason=stopped[1] if stopped else None,
-            num_cached_tokens=request.num_cached_tokens or 0,
-        )
-
-    # --- ending ---------------------------------------------------------------------------------------------------
+    # --- ending and standing still --------------------------------------------------------------------------------
 
     def finish(self, request_id: str, reason: FinishReason, now_s: float) -> RequestEvent | None:
         """Ends a request from outside, in any state: aborted, or stopped by a string that its client found.
@@ -264,44 +321,84 @@ class Scheduler:
         if request is None:
             return None
         self._end(request, reason, now_s)
-        return RequestEvent(
-            request_id=request_id, finish_reason=reason, num_cached_tokens=request.num_cached_tokens or 0
-        )
+        return self._events.pop()
 
-    def _end(self, request: Request, reason: FinishReason, now_s: float) -> None:
-        """The one way out of the scheduler."""
+    def pause(self, mode: PauseMode, now_s: float) -> list[RequestEvent]:
+        """Stops admitting, or everything, until `resume`. Returns the last events of those that it ends."""
+        self.paused = mode
+        if mode is not PauseMode.ABORT:
+            return []
+        everybody = [*self.running, *self.waiting]
+        events = [self.finish(request.request_id, FinishReason.ABORT, now_s) for request in everybody]
+        return [event for event in events if event is not None]
+
+    def resume(self) -> None:
+        self.paused = None
+
+    def drain(self) -> None:
+        """From now on nothing is accepted; what has been is finished."""
+        self.is_draining = True
+
+    def reset_prefix_cache(self) -> None:
+        """Makes all cached content unfindable, also what running requests are about to add; they go on undisturbed."""
+        self.kv.reset_prefix_cache()
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now_s: float,
+        *,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        stop_reason: int | None = None,
+        error: str | None = None,
+        error_code: str | None = None,
+    ) -> None:
+        """The one way out of the scheduler, from any state."""
+        request_id = request.request_id
         if request.state is RequestState.RUNNING:
-            self.running.remove(request.request_id)
-            self.kv.release(request.request_id)
-        else:
-            self.waiting.remove(request.request_id)
+            self.running.remove(request)
+            self.kv.release(request_id)
+        elif request_id in self.waiting:  # else it is being looked at for admission
+            self.waiting.remove(request_id)
         request.move_to(RequestState.FINISHED)
-        self._finished_ids.append(request.request_id)
+        self.waiting.note_ended(request)
+        self._deadlines.note_ending(self.num_unfinished)
+        self._finished_ids.append(request_id)
         self._endings.append(
             Ending(
-                request_id=request.request_id,
+                request_id=request_id,
                 reason=reason,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_output_tokens=request.num_output_tokens,
                 num_preemptions=request.num_preemptions,
                 arrival_s=request.arrival_s,
                 ended_s=now_s,
+                num_tokens_lost=request.num_tokens_lost,
             )
+        )
+        num_cached = request.num_cached_tokens or 0
+        self._events.append(
+            RequestEvent(request_id, token_ids, logprobs, reason, stop_reason, num_cached, error, error_code)
         )
 
     def check(self) -> None:
         """Asserts everything that must hold between steps; tests call it after each."""
         self.kv.check()
-        assert len(self.running) <= self.config.max_num_seqs
+        self.running.check()
+        self.waiting.check()
+        assert len(self.running) <= self.config.num_slots
         for request in self.running:
             request.check()
             assert request.state is RequestState.RUNNING
             assert request.num_remaining > 0
             held = len(self.kv.block_ids(request.request_id)) * self.config.block_size
-            assert request.num_computed <= held < request.num_computed + self.config.block_size + request.num_remaining
+            assert request.num_computed <= held
         for request in self.waiting:
             request.check()
             assert request.state in (RequestState.WAITING, RequestState.PREEMPTED)
             assert request.num_computed == 0
+            assert not request.draft_token_ids
         if not self.running:
             assert self.kv.pool.num_free_blocks == self.config.num_blocks, "blocks are held, but nothing runs"

@@ -56,10 +56,10 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do: requests to advance, or the worker to be told of those that ended."""
-        return self.scheduler.has_unfinished or self.scheduler.has_news
+        return self.scheduler.has_work(self._clock())
 
     def add_request(self, request: EngineRequest) -> None:
-        """Queues a request; raises `RequestError` if it can never be served."""
+        """Queues a request; raises `RequestError` if it can never be served, `UnavailableError` if not now."""
         own_seed = request.sampling.seed
         self.scheduler.add(
             Request(
@@ -68,6 +68,7 @@ class EngineCore:
                 request.sampling,
                 seed=self._seeds.getrandbits(64) if own_seed is None else own_seed % 2**64,
                 index=request.index,
+                priority=request.priority,
                 prefix_key=request.prefix_key,
             ),
             self._clock(),

@@ -16,4 +16,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     index: int = 0
     """Which of the `n` sequences of its request this is: 0 .. n - 1."""
+    priority: int = 0
+    """Smaller is more urgent, under the policy `priority`."""
     prefix_key: PrefixKey = PrefixKey()

@@ -72,13 +72,14 @@ class ScriptedRunner:
             row = self._rows.get(request_id)
             _require(row is not None, f"{request_id} is scheduled, but has no row")
             assert row is not None
+            if drafts := plan.drafts.get(request_id, ()):
+                sampled[request_id] = self._verify(row, num_tokens, drafts)
+                continue
             self._compute(row, num_tokens)
             if row.num_computed == len(row.token_ids):
-                token_id = self._sample(row)
-                row.token_ids.append(token_id)
-                sampled[request_id] = (token_id,)
+                sampled[request_id] = (self._append_sample(row),)
         logprobs: dict[str, tuple[TokenLogprobs, ...]] = {
-            request_id: (TokenLogprobs(token_ids[0], -1.0, 1),)
+            request_id: tuple(TokenLogprobs(token_id, -1.0, 1) for token_id in token_ids)
             for request_id, token_ids in sampled.items()
             if self._rows[request_id].admitted.sampling.logprobs is not None
         }
@@ -123,6 +124,26 @@ class ScriptedRunner:
                 self._slots[slot] = content
         row.num_computed = end
         self.num_tokens_computed += num_tokens
+
+    def _verify(self, row: _Row, num_tokens: int, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Runs the newest token and the drafts behind it; keeps those that it would have said itself, and one more."""
+        request_id, num_known = row.admitted.request_id, len(row.token_ids)
+        _require(num_tokens == num_known - row.num_computed + len(drafts), f"{request_id}'s drafts are not all planned")
+        row.token_ids += drafts
+        self._compute(row, num_tokens)
+        del row.token_ids[num_known:]
+        accepted = [self._append_sample(row)]
+        for draft in drafts:
+            if accepted[-1] != draft:
+                break
+            accepted.append(self._append_sample(row))
+        row.num_computed = len(row.token_ids) - 1  # what stands behind is overwritten when its turn comes
+        return tuple(accepted)
+
+    def _append_sample(self, row: _Row) -> int:
+        token_id = self._sample(row)
+        row.token_ids.append(token_id)
+        return token_id
 
     def _is_shared(self, block_id: int, writer: _Row) -> bool:
         return any(row is not writer and block_id in row.block_ids for row in self._rows.values())

@@ -6,59 +6,68 @@ A block is in one of three conditions:
 - idle: reference count 0, but its content is registered under a hash and can be found again;
 - blank: reference count 0 and no hash.
 
-Idle and blank blocks together are free. The free list is kept in the order of reuse: blank blocks first, then
-idle ones, least recently released first. Block ids are 1 .. num_blocks; 0 is the null block, which pads tables
-and is never handed out. Called by `noria.kv.manager` only; knows nothing of requests or tokens.
+Idle and blank blocks together are free. Blank blocks are reused first, the last released of them foremost; then idle
+ones, least recently released first. Block ids are 1 .. num_blocks; 0 is the null block, which pads tables and is
+never handed out. Called by `noria.kv.manager` only; knows nothing of requests or tokens.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 NULL_BLOCK = 0
 
 
 class BlockPool:
-    """`num_blocks` blocks, all blank at first."""
+    """`num_blocks` blocks, all blank at first. `on_forget` hears of each hash that cannot be found any more."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_forget: Callable[[bytes], None] | None = None) -> None:
         self.num_blocks = num_blocks
+        self.on_forget = on_forget
         self._references = [0] * (num_blocks + 1)
         self._hash_of: list[bytes | None] = [None] * (num_blocks + 1)
         self._block_of: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._blank = list(range(num_blocks, 0, -1))  # a stack
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._free)
+        return len(self._blank) + len(self._idle)
 
     @property
     def num_idle_blocks(self) -> int:
         """Free blocks whose content can still be found."""
-        return sum(1 for block_id in self._free if self._hash_of[block_id] is not None)
+        return len(self._idle)
 
     def num_references(self, block_id: int) -> int:
         return self._references[block_id]
 
+    def can_take(self, num_blocks: int) -> bool:
+        """Whether so many are free. Everything that takes blocks asks this first."""
+        return num_blocks <= len(self._blank) + len(self._idle)
+
     def take(self, num_blocks: int) -> list[int]:
         """Hands out blocks with one reference each, in the order of reuse; an idle block loses its content.
 
-        The caller has made sure that `num_free_blocks` suffices.
+        The caller has asked `can_take`.
         """
         taken = []
         for _ in range(num_blocks):
-            block_id, _ = self._free.popitem(last=False)
-            self._forget(block_id)
+            if self._blank:
+                block_id = self._blank.pop()
+            else:
+                block_id, _ = self._idle.popitem(last=False)
+                self._forget(block_id)
             self._references[block_id] = 1
             taken.append(block_id)
         return taken
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Adds one reference to each block, held or idle; idle ones leave the free list and keep their content."""
+        """Adds one reference to each block, held or idle; idle ones are free no more and keep their content."""
         for block_id in block_ids:
             if self._references[block_id] == 0:
-                del self._free[block_id]
+                del self._idle[block_id]
             self._references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
@@ -69,31 +78,41 @@ class BlockPool:
         for block_id in block_ids:
             self._references[block_id] -= 1
             if self._references[block_id] == 0:
-                self._free[block_id] = None
                 if self._hash_of[block_id] is None:
-                    self._free.move_to_end(block_id, last=False)
+                    self._blank.append(block_id)
+                else:
+                    self._idle[block_id] = None
 
     def find(self, block_hash: bytes) -> int | None:
         """The block whose content has this hash, if one is kept."""
         return self._block_of.get(block_hash)
 
-    def register(self, block_id: int, block_hash: bytes) -> None:
-        """Makes a held block's content findable. A second block of the same content stays unregistered: tables are
-        append-only, so it could not be merged into the first anyway."""
-        if block_hash not in self._block_of:
-            self._block_of[block_hash] = block_id
-            self._hash_of[block_id] = block_hash
+    def register(self, block_id: int, block_hash: bytes) -> bool:
+        """Makes a held block's content findable; False if a block of the same content is kept already.
+
+        The second one stays unregistered: tables are append-only, so it could not be merged into the first anyway.
+        """
+        if block_hash in self._block_of:
+            return False
+        self._block_of[block_hash] = block_id
+        self._hash_of[block_id] = block_hash
+        return True
 
     def forget_all(self) -> None:
         """Drops all registered content: nothing will be found until it is computed again. Holders keep their blocks."""
-        for block_id in list(self._block_of.values()):
-            self._forget(block_id)
+        for block_id in self._block_of.values():
+            self._hash_of[block_id] = None
+        self._block_of.clear()
+        self._blank[:0] = reversed(self._idle)  # the order of reuse stays what it was
+        self._idle.clear()
 
     def _forget(self, block_id: int) -> None:
         block_hash = self._hash_of[block_id]
-        if block_hash is not None:
-            del self._block_of[block_hash]
-            self._hash_of[block_id] = None
+        assert block_hash is not None, "an idle block has content"
+        del self._block_of[block_hash]
+        self._hash_of[block_id] = None
+        if self.on_forget is not None:
+            self.on_forget(block_hash)
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:
         """Asserts that references equal the entries of `tables`, that blocks are conserved and hashes unique."""
@@ -104,7 +123,9 @@ class BlockPool:
         assert counted == self._references, "references differ from table entries"
         assert counted[NULL_BLOCK] == 0, "the null block stands in a table"
         free = [block_id for block_id in range(1, self.num_blocks + 1) if self._references[block_id] == 0]
-        assert sorted(self._free) == free, "the free list is not the set of unreferenced blocks"
+        assert sorted([*self._blank, *self._idle]) == free, "the free blocks are not the unreferenced ones"
         registered = {b: h for b, h in enumerate(self._hash_of) if h is not None}
         assert {h: b for b, h in registered.items()} == self._block_of, "hash index and blocks disagree"
         assert len(registered) == len(self._block_of), "two blocks are registered under one hash"
+        assert all(b in registered for b in self._idle), "a block is idle without content"
+        assert not any(b in registered for b in self._blank), "a blank block has content"

@@ -14,9 +14,11 @@ Three facts keep it live and truthful:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from noria.kv.block_pool import BlockPool
+from noria.kv.events import AllCleared, BlockRemoved, BlockStored, KVEvent, Subscriber
 
 
 @dataclass(slots=True)
@@ -31,15 +33,30 @@ class _Holding:
     """Blocks num_registered .. num_claimed are claimed (or were found claimed by somebody else)."""
     num_owed: int
     """Blocks that the rest of the sequence known at admission will still take."""
+    epoch: int
+    """`KVManager.epoch` at admission: what was begun before a reset never becomes findable."""
 
 
 @dataclass(slots=True, frozen=True)
 class PrefixMatch:
-    """Leading blocks of a sequence that are in the pool already, and what admission would therefore cost."""
+    """Leading blocks of a sequence that are in the pool already. Those of them that nobody holds count as free until
+    they are taken: they use up free blocks like any other."""
 
     block_ids: list[int] = field(default_factory=list)
-    num_idle: int = 0
-    """How many of them nobody holds: taking those uses up free blocks like any other."""
+
+
+@dataclass(slots=True, frozen=True)
+class KVUsage:
+    """The pool in blocks: held by requests, idle but findable in the cache, and blank. They add up to the pool.
+
+    `num_unused_slots` counts token slots that requests hold and have not filled (a shared block counts for each
+    holder, but is full).
+    """
+
+    num_held: int
+    num_cached_idle: int
+    num_blank: int
+    num_unused_slots: int = 0
 
 
 class KVManager:
@@ -50,6 +67,12 @@ class KVManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_owed_blocks = 0
+        self.num_table_entries = 0
+        """Blocks in all tables, a shared one as often as it is shared."""
+        self.epoch = 0
+        """Counts resets of the cache."""
+        self._events: list[KVEvent] = []
+        self._subscriber: Subscriber | None = None
         self._holdings: dict[str, _Holding] = {}
         self._claims: dict[bytes, str] = {}
 
@@ -72,7 +95,7 @@ class KVManager:
                 if block_id is None:
                     break
                 block_ids.append(block_id)
-        return PrefixMatch(block_ids, sum(self.pool.num_references(b) == 0 for b in block_ids))
+        return PrefixMatch(block_ids)
 
     def computing(self, hashes: list[bytes], match: PrefixMatch, num_tokens: int) -> str | None:
         """The running request that is computing the block after `match`, which would lengthen it."""
@@ -81,27 +104,45 @@ class KVManager:
             return None
         return self._claims.get(hashes[position])
 
-    def can_admit(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Whether the whole sequence of `num_tokens` fits beside what admitted prefills are still owed."""
-        num_needed = self.num_blocks_for(num_tokens) - len(match.block_ids) + match.num_idle
-        return num_needed + self.num_owed_blocks <= self.pool.num_free_blocks
+    def num_spare_blocks(self, match: PrefixMatch, num_tokens: int, without: Collection[str] = ()) -> int:
+        """How many blocks would be free and owed to nobody once `num_tokens` tokens behind `match` had theirs.
+
+        Negative by what is lacking. `without`: as if these requests had given back what they hold.
+        """
+        own: dict[int, int] = {}
+        num_owed = self.num_owed_blocks
+        for request_id in without:
+            holding = self._holdings[request_id]
+            num_owed -= holding.num_owed
+            for block_id in holding.block_ids:
+                own[block_id] = own.get(block_id, 0) + 1
+        num_given_back = sum(self.pool.num_references(b) == count for b, count in own.items())
+        num_idle = sum(self.pool.num_references(b) == own.get(b, 0) for b in match.block_ids)
+        num_needed = self.num_blocks_for(num_tokens) - len(match.block_ids) + num_idle
+        return self.pool.num_free_blocks + num_given_back - num_owed - num_needed
 
     def admit(
         self, request_id: str, hashes: list[bytes], match: PrefixMatch, *, num_tokens: int, num_planned: int
-    ) -> None:
+    ) -> bool:
         """Gives a request the matched blocks and new ones for its first `num_planned` tokens (matched ones included);
-        the rest up to `num_tokens` is owed. `can_admit` was true."""
+        the rest up to `num_tokens` is owed. False, and nothing has changed, if too few are free: ask `num_spare_blocks`
+        first."""
         assert request_id not in self._holdings
         num_now = self.num_blocks_for(num_planned)
+        num_new = num_now - len(match.block_ids)
+        if not self.pool.can_take(num_new + sum(self.pool.num_references(b) == 0 for b in match.block_ids)):
+            return False
         self.pool.share(match.block_ids)  # before anything is taken, so that no match is evicted
-        block_ids = match.block_ids + self.pool.take(num_now - len(match.block_ids))
+        block_ids = match.block_ids + self.pool.take(num_new)
         num_owed = self.num_blocks_for(num_tokens) - num_now
         num_claimed = num_tokens // self.block_size if self.enable_prefix_caching else 0
-        holding = _Holding(block_ids, hashes, len(match.block_ids), num_claimed, num_owed)
+        holding = _Holding(block_ids, hashes, len(match.block_ids), num_claimed, num_owed, self.epoch)
         self._holdings[request_id] = holding
+        self.num_table_entries += len(block_ids)
         self.num_owed_blocks += num_owed
         for block_hash in hashes[holding.num_registered : num_claimed]:
             self._claims.setdefault(block_hash, request_id)
+        return True
 
     def extend(self, request_id: str, num_planned: int) -> tuple[int, ...] | None:
         """Takes what the request's first `num_planned` tokens lack: the new blocks, or None if too few are free."""
@@ -109,40 +150,75 @@ class KVManager:
         num_new = self.num_blocks_for(num_planned) - len(holding.block_ids)
         if num_new <= 0:
             return ()
-        if num_new > self.pool.num_free_blocks:
+        if not self.pool.can_take(num_new):
             return None
         block_ids = self.pool.take(num_new)
         holding.block_ids += block_ids
+        self.num_table_entries += num_new
         num_paid = min(num_new, holding.num_owed)
         holding.num_owed -= num_paid
         self.num_owed_blocks -= num_paid
         return tuple(block_ids)
 
-    def register_computed(self, request_id: str, num_computed: int) -> None:
-        """Makes every full block among the first `num_computed` tokens findable: their KV has been executed.
+    def register_computed(self, request_id: str, num_computed: int, token_ids: Sequence[int]) -> None:
+        """Makes every full block among the first `num_computed` of `token_ids` findable: their KV has been executed.
 
         The request's hashes reach that far. Claims on them end.
         """
-        if not self.enable_prefix_caching:
-            return
         holding = self._holdings[request_id]
         num_full = num_computed // self.block_size
-        for position in range(holding.num_registered, num_full):
-            self.pool.register(holding.block_ids[position], holding.hashes[position])
-            self._end_claim(request_id, holding.hashes[position])
+        if holding.epoch == self.epoch:
+            for position in range(holding.num_registered, num_full):
+                block_hash = holding.hashes[position]
+                is_new = self.pool.register(holding.block_ids[position], block_hash)
+                self._end_claim(request_id, block_hash)
+                if is_new and self._subscriber is not None:
+                    start = position * self.block_size
+                    parent = holding.hashes[position - 1] if position else None
+                    tokens = tuple(token_ids[start : start + self.block_size])
+                    self._events.append(BlockStored(block_hash, parent, tokens))
         holding.num_registered = max(holding.num_registered, num_full)
 
-    def release(self, request_id: str) -> None:
-        """Takes everything back, last block first. The only way in which a request loses its blocks."""
+    def release(self, request_id: str) -> int:
+        """Takes everything back, last block first, and returns how many blocks became free by it. The only way in
+        which a request loses its blocks."""
         holding = self._holdings.pop(request_id)
+        num_free_before = self.pool.num_free_blocks
         self.pool.release(reversed(holding.block_ids))
         self.num_owed_blocks -= holding.num_owed
-        for block_hash in holding.hashes[holding.num_registered : holding.num_claimed]:
-            self._end_claim(request_id, block_hash)
+        self.num_table_entries -= len(holding.block_ids)
+        if holding.epoch == self.epoch:
+            for block_hash in holding.hashes[holding.num_registered : holding.num_claimed]:
+                self._end_claim(request_id, block_hash)
+        return self.pool.num_free_blocks - num_free_before
 
     def reset_prefix_cache(self) -> None:
-        """Makes all content unfindable, that of running requests included."""
+        """Makes all content unfindable, and what running requests have begun will never be found. They go on."""
         self.pool.forget_all()
+        self._claims.clear()
+        self.epoch += 1
+        if self._subscriber is not None:
+            self._events.append(AllCleared())
+
+    def usage(self, num_computed_tokens: int = 0) -> KVUsage:
+        """`num_computed_tokens`: of all holders together."""
+        return KVUsage(
+            num_held=self.pool.num_blocks - self.pool.num_free_blocks,
+            num_cached_idle=self.pool.num_idle_blocks,
+            num_blank=self.pool.num_free_blocks - self.pool.num_idle_blocks,
+            num_unused_slots=self.num_table_entries * self.block_size - num_computed_tokens,
+        )
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """From now on `publish` hands `subscriber` what happened to findable content. There is one subscriber."""
+        self._subscriber = subscriber
+        self.pool.on_forget = lambda block_hash: self._events.append(BlockRemoved(block_hash))
+
+    def publish(self) -> None:
+        """Hands over the events since the last time; called once per step."""
+        if self._events and self._subscriber is not None:
+            events, self._events = tuple(self._events), []
+            self._subscriber(events)
 
     def _max_shared(self, num_tokens: int) -> int:
         return (num_tokens - 1) // self.block_size
@@ -156,6 +232,7 @@ class KVManager:
         self.pool.check(h.block_ids for h in self._holdings.values())
         assert self.num_owed_blocks == sum(h.num_owed for h in self._holdings.values())
         assert all(h.num_owed >= 0 for h in self._holdings.values())
+        assert self.num_table_entries == sum(len(h.block_ids) for h in self._holdings.values())
         for block_hash, request_id in self._claims.items():
             holding = self._holdings[request_id]
             assert block_hash in holding.hashes[holding.num_registered : holding.num_claimed], "a claim nobody works on"

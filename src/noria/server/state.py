@@ -65,7 +65,7 @@ class ServerState:
         """Raises `ApiError` 503 with Retry-After if so many more sequences would make the queue longer than allowed."""
         assert self.engine is not None
         assert self.config is not None
-        limit = self.config.max_num_seqs + self.options.max_num_queued_reqs
+        limit = self.config.num_slots + self.config.max_num_queued_reqs
         if self.engine.num_unfinished + num_sequences > limit:
             raise unavailable(
                 f"the queue is full: {self.engine.num_unfinished} sequences are under way or waiting, at most "

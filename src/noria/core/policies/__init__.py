@@ -1,0 +1,44 @@
+"""Scheduling policies: who is served next, and who gives way. One small class each.
+
+`load_policy` finds one by its short name or by import path (`package.module:Class`), so that a policy of one's own
+needs no change here: derive from `noria.core.policies.base.Policy`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from noria.config import SchedulerConfig
+from noria.core.policies.base import CountCached, Policy
+from noria.errors import OptionError
+
+POLICIES = {
+    "fcfs": "noria.core.policies.fcfs:FcfsPolicy",
+    "priority": "noria.core.policies.priority:PriorityPolicy",
+    "lpm": "noria.core.policies.lpm:LongestPrefixPolicy",
+    "fair": "noria.core.policies.fair:FairPolicy",
+}
+
+
+def load_policy(config: SchedulerConfig, count_cached: CountCached) -> Policy:
+    """The policy that `config.scheduling_policy` names. Raises `OptionError` if there is none."""
+    name = config.scheduling_policy
+    path = POLICIES.get(name, name)
+    module_name, _, class_name = path.partition(":")
+    try:
+        if not class_name:
+            raise ImportError(f"{path!r} is not of the form package.module:Class")
+        policy_class = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(
+            f"there is no scheduling policy {name!r} ({error}); use one of {', '.join(POLICIES)}, "
+            "or package.module:Class"
+        ) from error
+    if not (isinstance(policy_class, type) and issubclass(policy_class, Policy)):
+        raise OptionError(f"scheduling policy {name!r} is not a subclass of noria.core.policies.base.Policy")
+    policy = policy_class(config, count_cached)
+    assert isinstance(policy, Policy)
+    return policy
+
+
+__all__ = ["POLICIES", "Policy", "load_policy"]

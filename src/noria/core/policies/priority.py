@@ -1,0 +1,97 @@
+"""Smaller priority first; urgent requests may take the place of strictly lower classes; nobody starves.
+
+Every request has a *due time*: its arrival plus `priority x priority_aging_s`. Waiting makes a request more urgent
+at the rate of one class per `priority_aging_s`, which is the same as saying that due times do not change, so this
+order is total and costs no upkeep.
+
+The bound: a request of class p that arrives at t is overtaken, displaced or picked as a victim before others only by
+requests of a class q < p that arrive before t + (p - q) x priority_aging_s, and by requests that had already run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from noria.config import SchedulerConfig
+from noria.core.policies.base import CountCached, OrderedQueue, Policy
+from noria.core.request import Request
+
+
+class PriorityPolicy(Policy):
+    """One queue per class, in which resumed work goes first; the class whose oldest request is due first is next."""
+
+    displaces = True
+
+    def __init__(self, config: SchedulerConfig, count_cached: CountCached) -> None:
+        super().__init__(config, count_cached)
+        self._classes: dict[int, _Class] = {}
+        self._order: list[tuple[float, int]] = []  # (due time, class); stale entries are dropped as they come up
+
+    def due_s(self, request: Request) -> float:
+        return request.arrival_s + request.priority * self.config.priority_aging_s
+
+    def _enqueue(self, request: Request) -> None:
+        members = self._classes.setdefault(request.priority, _Class())
+        members.push(request)
+        self._offer(request.priority)
+
+    def _dequeue(self) -> Request:
+        while True:
+            due_s, priority = self._order[0]
+            members = self._classes.get(priority)
+            if members is not None and self._class_due_s(priority) == due_s:
+                request = members.in_turn.peek()
+                self._discard(request)
+                return request
+            heapq.heappop(self._order)
+
+    def _discard(self, request: Request) -> None:
+        members = self._classes[request.priority]
+        members.remove(request)
+        if not len(members.in_turn):
+            del self._classes[request.priority]
+        else:
+            self._offer(request.priority)
+
+    def _class_due_s(self, priority: int) -> float:
+        """A class is due when its oldest member is."""
+        return self.due_s(self._classes[priority].by_age.peek())
+
+    def _offer(self, priority: int) -> None:
+        entry = (self._class_due_s(priority), priority)
+        if not self._order or self._order[0] != entry:
+            heapq.heappush(self._order, entry)
+        if len(self._order) > 64 + 4 * len(self._waiting):
+            self._order = [(self._class_due_s(p), p) for p in self._classes]
+            heapq.heapify(self._order)
+
+    def victim(self, running: Iterable[Request]) -> Request:
+        """From the class of the request that is due last."""
+        candidates = list(running)
+        last = max(candidates, key=lambda r: (self.due_s(r), r.arrival_number))
+        return max((r for r in candidates if r.priority == last.priority), key=self.victim_order)
+
+    def displaceable(self, urgent: Request, running: Iterable[Request]) -> list[Request]:
+        """Strictly lower classes that are due later: the lowest class first, in it the usual victim."""
+        lower = [r for r in running if r.priority > urgent.priority and self.due_s(r) > self.due_s(urgent)]
+        return sorted(lower, key=lambda r: (r.priority, *self.victim_order(r)), reverse=True)
+
+    def prefill_order(self, unfinished: Sequence[Request]) -> list[Request]:
+        return sorted(unfinished, key=self.due_s)
+
+
+class _Class:
+    """Waiting requests of one priority, in two orders."""
+
+    def __init__(self) -> None:
+        self.in_turn = OrderedQueue()
+        self.by_age = OrderedQueue(lambda request: request.arrival_number)
+
+    def push(self, request: Request) -> None:
+        self.in_turn.push(request)
+        self.by_age.push(request)
+
+    def remove(self, request: Request) -> None:
+        self.in_turn.remove(request)
+        self.by_age.remove(request)

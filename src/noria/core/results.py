@@ -1,0 +1,36 @@
+"""Whether a worker's result is what the plan asked for, before anything is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from noria.core.draft import Chunk
+from noria.core.plan import StepPlan, StepResult
+from noria.errors import EngineError
+
+
+def check_result(plan: StepPlan, result: StepResult, chunks: Mapping[str, Chunk]) -> None:
+    """Raises `EngineError` unless just those have new tokens that were to reach the end of their known ones.
+
+    A request that is owed a token and gets none would wait for ever. One comparison of sets for all; who disagrees is
+    worked out only when somebody does.
+    """
+    scheduled, sampled = plan.num_scheduled_tokens, result.token_ids
+    unfinished = {request_id for request_id, chunk in chunks.items() if chunk.num_left_out > 0}
+    if (
+        len(sampled) == len(scheduled) - len(unfinished)
+        and sampled.keys() <= scheduled.keys()
+        and unfinished.isdisjoint(sampled)
+        and set(map(len, sampled.values())) <= {1}
+    ):
+        return
+    for request_id, num_tokens in scheduled.items():
+        num_sampled, num_drafts = len(sampled.get(request_id, ())), len(plan.drafts.get(request_id, ()))
+        most = 0 if request_id in unfinished else 1 + num_drafts
+        if not min(1, most) <= num_sampled <= most:
+            raise EngineError(
+                f"the worker's result and the plan disagree on whether {request_id} has a new token: {num_tokens} "
+                f"tokens with {num_drafts} drafts were to run, {num_sampled} came back, of at most {most}"
+            )
+    if strangers := [request_id for request_id in sampled if request_id not in scheduled]:
+        raise EngineError(f"the worker's result has tokens for {strangers}, which the plan did not run")
