@@ -43,21 +43,22 @@ def run_load(
 
 
 async def _run(load: Load, requests: Sequence[WorkloadRequest], on_progress: Progress) -> tuple[list[Timeline], float]:
-    aiohttp = _import_aiohttp()
+    aiohttp = import_aiohttp()
     timelines = [Timeline(request) for request in requests]
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=load.timeout_s),
         read_bufsize=2**20,
     ) as session:
-        model = load.model or await _first_model(session, load.url)
+        model = load.model or await first_model(session, load.url)
         began_s = time.perf_counter()
         calls = [_send(session, load, model, timeline, began_s, on_progress) for timeline in timelines]
         await asyncio.gather(*calls)
         return timelines, time.perf_counter() - began_s
 
 
-def _import_aiohttp() -> Any:
+def import_aiohttp() -> Any:
+    """Only where it is needed: it is an extra."""
     try:
         import aiohttp
     except ModuleNotFoundError as error:
@@ -67,13 +68,14 @@ def _import_aiohttp() -> Any:
     return aiohttp
 
 
-async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
+async def first_model(session: aiohttp.ClientSession, url: str) -> str:
+    """The name of the first model that the server lists."""
     try:
         async with session.get(f"{url}/v1/models") as response:
             return str((await response.json())["data"][0]["id"])
     except OSError as error:
         raise NoriaError(f"nothing answers at {url}: {error.strerror or error}") from error
-    except (ValueError, LookupError, TimeoutError) as error:
+    except (ValueError, LookupError, TimeoutError, import_aiohttp().ClientError) as error:
         raise NoriaError(f"{url}/v1/models does not answer as expected: {error!r}") from error
 
 
@@ -107,7 +109,7 @@ async def _send(
                 timeline.error = f"{response.status} {(await response.text())[:200]}"
             else:
                 await _read_stream(response, timeline, on_progress)
-    except (OSError, TimeoutError, msgspec.DecodeError, _import_aiohttp().ClientError) as error:
+    except (OSError, TimeoutError, msgspec.DecodeError, import_aiohttp().ClientError) as error:
         timeline.error = repr(error)[:200]
     on_progress(0, 1)
 

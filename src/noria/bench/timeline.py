@@ -56,11 +56,11 @@ def summarise_timelines(timelines: Sequence[Timeline], wall_s: float, label: str
         "gen_tokens": num_generated,
         "gen_tok_s": round(num_generated / wall_s, 1),
         "total_tok_s": round((num_generated + num_prompt) / wall_s, 1),
-        "ttft_p50": _rounded(percentile(ttft_s, 50), 3),
-        "ttft_p99": _rounded(percentile(ttft_s, 99), 3),
-        "tpot_p50_ms": _rounded(percentile(tpot_s, 50), 2, scale=1e3),
-        "tpot_p99_ms": _rounded(percentile(tpot_s, 99), 2, scale=1e3),
-        "itl_p99_ms": _rounded(percentile(gaps_s, 99), 2, scale=1e3),
+        "ttft_p50": rounded(percentile(ttft_s, 50), 3),
+        "ttft_p99": rounded(percentile(ttft_s, 99), 3),
+        "tpot_p50_ms": rounded(percentile(tpot_s, 50), 2, scale=1e3),
+        "tpot_p99_ms": rounded(percentile(tpot_s, 99), 2, scale=1e3),
+        "itl_p99_ms": rounded(percentile(gaps_s, 99), 2, scale=1e3),
         "errors": list(errors)[:3],
     }
 
@@ -71,5 +71,6 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return ordered[round(percent / 100 * (len(ordered) - 1))] if ordered else None
 
 
-def _rounded(value: float | None, digits: int, *, scale: float = 1.0) -> float | None:
+def rounded(value: float | None, digits: int, *, scale: float = 1.0) -> float | None:
+    """The value times `scale`; None stays None."""
     return None if value is None else round(value * scale, digits)

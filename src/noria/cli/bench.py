@@ -77,14 +77,69 @@ def serve(
     from noria.bench.workload import read_workload
 
     requests = read_workload(workload)
-    if "://" not in url:
-        url = f"http://{url}"
-    load = Load(url=url.rstrip("/"), model=model, rate_scale=rate_scale)
+    load = Load(url=_full_url(url), model=model, rate_scale=rate_scale)
     with ProgressBar(len(requests), show=None) as bar:
         timelines, wall_s = run_load(
             load, requests, lambda num_chunks, num_ended: bar.add(num_tokens=num_chunks, num_sequences=num_ended)
         )
     print(msgspec.json.encode(summarise_timelines(timelines, wall_s, label)).decode(), flush=True)
+
+
+@bench.command
+def overload(
+    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.")],
+    *,
+    pool_tokens: Annotated[int, Parameter(help="How many tokens the server's KV memory holds.")],
+    working_set: Annotated[float, Parameter(help="What open requests grow to, as a multiple of that.")] = 2.0,
+    duration_s: Annotated[float, Parameter(help="How long to send.")] = 600.0,
+    drain_s: Annotated[float, Parameter(help="How long to wait for the rest; what is open then is hung.")] = 120.0,
+    window_s: Annotated[float, Parameter(help="Tokens are counted in windows of this length.")] = 30.0,
+    prompt_tokens: Annotated[tuple[int, int], Parameter(help="Fewest and most tokens of a prompt.", negative=())] = (
+        64,
+        512,
+    ),
+    output_tokens: Annotated[tuple[int, int], Parameter(help="Fewest and most tokens of an answer.", negative=())] = (
+        64,
+        256,
+    ),
+    token_ids: Annotated[tuple[int, int], Parameter(help="Least and greatest token id.", negative=())] = (100, 40_000),
+    giant_every_s: Annotated[float, Parameter(help="Send one giant prompt this often; 0: never.")] = 60.0,
+    giant_tokens: Annotated[int, Parameter(help="How long it is.")] = 2048,
+    burst_every_s: Annotated[float, Parameter(help="Send 8 short urgent requests this often; 0: never.")] = 45.0,
+    abort_share: Annotated[float, Parameter(help="Share of streams that the client cuts after a few tokens.")] = 0.1,
+    priority: Annotated[bool, Parameter(help="Say priorities: -10 for urgent requests, 0 for others.")] = False,
+    seed: Annotated[int, Parameter(help="What is sent depends on it.")] = 0,
+    model: Annotated[str | None, Parameter(help="The model's name there. Default: the first it lists.")] = None,
+    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+    log_level: LogLevel = "info",
+) -> None:
+    """Overload a running server (any OpenAI-compatible one) and see whether it lives. Prints one JSON line."""
+    from noria.bench.overload import Overload, run_overload
+
+    log_to_stderr(log_level)
+    load = Overload(
+        url=_full_url(url),
+        model=model,
+        pool_tokens=pool_tokens,
+        working_set=working_set,
+        duration_s=duration_s,
+        drain_s=drain_s,
+        window_s=window_s,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        token_ids=token_ids,
+        giant_every_s=giant_every_s,
+        giant_tokens=giant_tokens,
+        burst_every_s=burst_every_s,
+        abort_share=abort_share,
+        priority=priority,
+        seed=seed,
+    )
+    print(msgspec.json.encode({"label": label} | run_overload(load)).decode(), flush=True)
+
+
+def _full_url(url: str) -> str:
+    return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
 @bench.command
