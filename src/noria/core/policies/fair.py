@@ -3,25 +3,30 @@
 Each tenant has a counter of the service it got: `fair_prompt_weight` for each prompt token computed for it,
 `fair_output_weight` for each token generated. The waiting tenant with the smallest counter is served next, its
 requests in order of arrival. Prompt tokens found in the cache cost nothing. Recomputing what a preemption threw away
-is never charged: a request pays for each position once. A tenant that comes back after it had nothing waiting is
-lifted to the smallest counter of those that wait (or, if nobody does, of the one that left last), so that idling
-saves nothing up. The same order shares a step among unfinished prompts, and the tenant with the largest counter
-gives way first under memory pressure.
+is never charged: a request pays for each position once. The same order shares a step among unfinished prompts, and
+the tenant with the largest counter gives way first under memory pressure.
 
-The bound. Let M = `num_blocks x block_size` be the pool in tokens, S = `max_num_seqs`, and w the weights. While two
-tenants both have requests waiting that nothing but budget, slots and memory holds back,
+The *level* is the greatest counter at which somebody was admitted. Nobody who could be served is below it, and a
+tenant that begins to wait is lifted to it, so that idling saves nothing up. Waiting for a grammar, an adapter or a
+prefix is idling too: if others are admitted past all that a tenant has waiting, it is lifted just the same (else it
+would have the machine to itself later, and so would newcomers who were lifted no higher than to its counter).
+
+The bound. Let M = `num_blocks x block_size` be the pool in tokens, S the number of slots, and w the weights. While
+two tenants both have requests waiting that nothing but budget, slots and memory holds back,
 
     |W_f - W_g| <= 2 x (w_prompt x M + w_output x (M/1 + M/2 + ... + M/S))   (each quotient rounded down)
 
-for the service W that each gets over any such interval, whatever was preempted meanwhile. Why: the counters of two
-such tenants never drift apart by more than half of that. A tenant is only served (admitted or resumed) while its
-counter is the smallest, so what it is charged beyond another's counter goes to requests that it already had running
-then. Their prompts all fit into the pool, since admission keeps room for whole sequences: M prompt tokens. Their
-outputs: all that run advance together, so when the first of k of them ends all k have room in the pool, and it has
-got at most M/k tokens; the next, with k - 1 left, at most M/(k - 1), and so on. The published bound,
+for the service W that each gets over any such interval, whatever is preempted meanwhile; W counts a prompt position
+when it is computed for the first time, and an output when it is generated. Why: no counter ever rises above the level
+by more than half of that, and the two are never below it. When a tenant is served (admitted or resumed) its counter
+is the level at most, so what it is charged above that goes to requests that it has running by then. Their unfinished
+prompts all have their room in the pool, since admission keeps it for whole sequences, and each charged position is
+computed into a slot of its own: M prompt tokens. Their outputs: everybody who runs computes at least one token in
+each step, so when the first of k of them ends or is preempted after n steps, k x n slots have been filled, and n, the
+most that it can have generated, is at most M/k; the next, with k - 1 left, M/(k - 1), and so on. The published bound,
 2 x max(w_prompt x L, w_output x M) with L the longest prompt, is for a server that reserves room for whole outputs
-at admission; ours does not, which is what the sum is for. Both hold without drafts and with `reserve_full_sequence`.
-Nobody is admitted past a request that waits for memory here: it would break the bound.
+at admission; ours does not, which is what the sum is for. It holds without drafts, with `reserve_full_sequence`,
+and while the engine is not paused. Nobody is admitted past a request that waits for memory here: it would break it.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ class FairPolicy(Policy):
         super().__init__(config, count_cached)
         self._tenants: dict[str | None, _Tenant] = {}
         self._waiting_tenants: dict[str | None, _Tenant] = {}
-        self._last_to_leave: _Tenant | None = None
+        self._level = 0
         self._num_tenants_to_tidy = _MAX_IDLE_TENANTS
 
     def counter(self, tenant: str | None) -> int:
@@ -66,29 +71,24 @@ class FairPolicy(Policy):
             self._tenants[request.tenant] = _Tenant()
         self._tenants[request.tenant].num_requests += 1
 
+    def note_admitted(self, request: Request) -> None:
+        counters = [self.counter(request.tenant), *(tenant.counter for tenant in self._waiting_tenants.values())]
+        self._level = max(self._level, min(counters))
+
     def note_ended(self, request: Request) -> None:
         self._tenants[request.tenant].num_requests -= 1
 
     def _enqueue(self, request: Request) -> None:
         tenant = self._tenants[request.tenant]
         if request.tenant not in self._waiting_tenants:
-            tenant.counter = max(tenant.counter, self._least_counter())
-        self._restore(request)
-
-    def _restore(self, request: Request) -> None:
-        tenant = self._waiting_tenants[request.tenant] = self._tenants[request.tenant]
+            tenant.counter = max(tenant.counter, self._level)
+            self._waiting_tenants[request.tenant] = tenant
         tenant.waiting.push(request)
-
-    def _least_counter(self) -> int:
-        if self._waiting_tenants:
-            return min(tenant.counter for tenant in self._waiting_tenants.values())
-        return self._last_to_leave.counter if self._last_to_leave is not None else 0
 
     def _forget_the_idle(self) -> None:
         """Drops tenants whom the lift would treat as new anyway, now and then."""
         if len(self._tenants) >= self._num_tenants_to_tidy:
-            least = self._least_counter()
-            self._tenants = {n: t for n, t in self._tenants.items() if t.num_requests or t.counter > least}
+            self._tenants = {n: t for n, t in self._tenants.items() if t.num_requests or t.counter > self._level}
             self._num_tenants_to_tidy = max(_MAX_IDLE_TENANTS, 2 * len(self._tenants))
 
     def _dequeue(self) -> Request:
@@ -102,7 +102,6 @@ class FairPolicy(Policy):
         tenant.waiting.remove(request)
         if not len(tenant.waiting):
             del self._waiting_tenants[request.tenant]
-            self._last_to_leave = tenant
 
     def victim(self, running: Iterable[Request]) -> Request:
         """From the tenant with the largest counter."""
