@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noria.config import SchedulerConfig
+from noria.core.draft import PlanDraft
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.gates import Grammar
 from noria.core.plan import StepPlan
@@ -107,6 +108,13 @@ class World:
             self.note(event)
         self.scheduler.check()
         return event
+
+    def preempt(self, request_id: str) -> None:
+        """Takes everything from a running request between two steps, as memory pressure would in one."""
+        draft = PlanDraft(0)
+        self.scheduler.preempt(self.requests[request_id], self.requests[request_id], draft)
+        self.runner.execute(draft.freeze(0, []))
+        self.scheduler.check()
 
     def run(self, max_steps: int = 10_000) -> list[StepPlan]:
         """Steps until nothing is left; fails if that takes too long."""

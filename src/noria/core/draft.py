@@ -31,13 +31,17 @@ class PlanDraft:
         self.has_steady = False
         self.preemptions: list[Preemption] = []
         self._num_scheduled: dict[str, int] = {}
-        self._admitted: list[Admitted] = []
+        self._admitted: dict[str, Admitted] = {}
         self._new_block_ids: dict[str, tuple[int, ...]] = {}
         self._held: list[Held] = []
         self._admission_end: AdmissionEnd | None = None
 
     def is_scheduled(self, request_id: str) -> bool:
         return request_id in self._num_scheduled
+
+    def is_newcomer(self, request_id: str) -> bool:
+        """Whether it has been admitted in this step."""
+        return request_id in self._admitted
 
     def num_planned(self, request_id: str) -> int:
         return self._num_scheduled.get(request_id, 0)
@@ -64,17 +68,15 @@ class PlanDraft:
 
     def admit(self, request: Request, num_tokens: int, limit: Limit, block_ids: tuple[int, ...]) -> None:
         """A waiting request gets a row and computes its first tokens after those found in the cache."""
-        self._admitted.append(
-            Admitted(
-                request_id=request.request_id,
-                token_ids=tuple(request.token_ids),
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_computed_tokens=request.num_computed,
-                block_ids=block_ids,
-                sampling=request.sampling,
-                seed=request.seed,
-                index=request.index,
-            )
+        self._admitted[request.request_id] = Admitted(
+            request_id=request.request_id,
+            token_ids=tuple(request.token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed,
+            block_ids=block_ids,
+            sampling=request.sampling,
+            seed=request.seed,
+            index=request.index,
         )
         self.advance(request, num_tokens, limit, ())
 
@@ -84,7 +86,7 @@ class PlanDraft:
         self.num_tokens_left += self._num_scheduled.pop(request_id, 0)
         self.chunks.pop(request_id, None)
         self._new_block_ids.pop(request_id, None)
-        assert all(admitted.request_id != request_id for admitted in self._admitted), "a newcomer gives way to nobody"
+        assert request_id not in self._admitted, "a newcomer gives way to nobody"
 
     def hold(self, request: Request, limit: Limit, detail: str = "") -> None:
         self._held.append(Held(request.request_id, limit, detail))
@@ -105,7 +107,7 @@ class PlanDraft:
         return StepPlan(
             step=step,
             num_scheduled_tokens=self._num_scheduled,
-            admitted=tuple(self._admitted),
+            admitted=tuple(self._admitted.values()),
             new_block_ids=self._new_block_ids,
             preemptions=tuple(self.preemptions),
             drafts=drafts,
