@@ -135,7 +135,7 @@ class Admitting:
         num_tokens = request.num_tokens
         if not config.reserve_full_sequence:
             num_tokens -= num_missing - self._rule.first_chunk(num_missing, num_left)[0]
-        num_kept = scheduler.margin.num_blocks if num_running else 0
+        num_kept = self._margin(without) if num_running else 0
         num_spare = self._kv.num_spare_blocks(match, num_tokens, [r.request_id for r in without])
         if num_spare < num_kept:
             num_free, num_owed = self._kv.pool.num_free_blocks, self._kv.num_owed_blocks
@@ -145,16 +145,31 @@ class Admitting:
             )
         return None
 
+    def _margin(self, without: list[Request]) -> int:
+        running = self._scheduler.running
+        num_tokens_ahead = running.num_tokens_ahead - sum(r.max_num_tokens - r.num_computed for r in without)
+        return self._scheduler.margin.num_blocks_for(self._kv.num_blocks_for(num_tokens_ahead))
+
     def _displace_for(self, urgent: Request, match: PrefixMatch) -> bool:
-        """Preempts running requests of lower classes if that makes room, as few as possible."""
+        """Preempts running requests of lower classes if that makes room: none of them could be spared.
+
+        Whoever was admitted in this step stays: it has gone first for some reason of its class.
+        """
+        candidates = [r for r in self._scheduler.running if not self._draft.is_newcomer(r.request_id)]
         victims: list[Request] = []
-        for victim in self._waiting.displaceable(urgent, self._scheduler.running):
+        for victim in self._waiting.displaceable(urgent, candidates):
             victims.append(victim)
             if self._lack(urgent, match, victims) is None:
-                for chosen in victims:
-                    self._scheduler.preempt(chosen, urgent, self._draft)
-                return True
-        return False
+                break
+        else:
+            return False
+        for victim in victims[-2::-1]:  # the last one was needed; the others only perhaps
+            others = [other for other in victims if other is not victim]
+            if self._lack(urgent, match, others) is None:
+                victims = others
+        for victim in victims:
+            self._scheduler.preempt(victim, urgent, self._draft)
+        return True
 
     def _admit(self, request: Request, hashes: list[bytes], match: PrefixMatch) -> Limit | None:
         kv, draft, scheduler = self._kv, self._draft, self._scheduler

@@ -53,6 +53,9 @@ class Advancing:
         for request in self._rule.in_turn(in_order, self._draft.num_tokens_left):
             if request.state is RequestState.RUNNING:
                 self._run_chunk(request)
+        for chunk in self._draft.chunks.values():  # only now is it sure that nobody takes them back
+            start = chunk.request.num_computed
+            self._policy.charge_prompt(chunk.request, start, start + chunk.num_tokens)
 
     def _propose(self, request: Request, drafter: Drafter) -> None:
         # The last token allowed is always the worker's own, so no draft is ever beyond the end.
@@ -68,7 +71,6 @@ class Advancing:
         if request.draft_token_ids:
             request.draft_token_ids = request.draft_token_ids[: num_tokens - 1]
         self._draft.advance(request, num_tokens, limit, block_ids)
-        self._policy.charge_prompt(request, request.num_computed, end)
 
     def _take_blocks(self, request: Request, num_planned: int) -> tuple[int, ...] | None:
         """Blocks for the request's first `num_planned` tokens, preempting until they are there; None if that took the
@@ -79,7 +81,8 @@ class Advancing:
                 return None
             victim = self._policy.victim(self._running)
             preemption = self._scheduler.preempt(victim, request, self._draft)
-            self._scheduler.margin.note_preemption(preemption.num_blocks_freed)
+            num_blocks_ahead = self._kv.num_blocks_for(self._running.num_tokens_ahead)
+            self._scheduler.margin.note_preemption(preemption.num_blocks_freed, num_blocks_ahead)
             if victim is request:
                 return None
         return block_ids

@@ -26,12 +26,19 @@ class RunningSet:
         self.catching_up: dict[str, Request] = {}
         self.num_computed_tokens = 0
         """Of all running requests together."""
+        self.num_tokens_at_most = 0
+        """Likewise: what they may come to, prompts and outputs."""
         self._block_size = block_size
         self._turns: list[dict[str, Request]] = [{} for _ in range(block_size)]
         self._tick = 0
 
     def __len__(self) -> int:
         return len(self.by_id)
+
+    @property
+    def num_tokens_ahead(self) -> int:
+        """How many tokens running requests may still compute, all together."""
+        return self.num_tokens_at_most - self.num_computed_tokens
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.by_id.values())
@@ -46,12 +53,14 @@ class RunningSet:
         self.by_id[request.request_id] = request
         self.catching_up[request.request_id] = request
         self.num_computed_tokens += request.num_computed
+        self.num_tokens_at_most += request.max_num_tokens
 
     def remove(self, request: Request) -> None:
         self._leave_steady(request)
         del self.by_id[request.request_id]
         self.catching_up.pop(request.request_id, None)
         self.num_computed_tokens -= request.num_computed
+        self.num_tokens_at_most -= request.max_num_tokens
 
     def settle(self, request: Request) -> None:
         """From the next step on the request advances by one token in every step."""
@@ -88,6 +97,7 @@ class RunningSet:
         assert self.steady.keys() | self.catching_up.keys() == self.by_id.keys()
         assert not self.steady.keys() & self.catching_up.keys()
         assert self.num_computed_tokens == sum(request.num_computed for request in self)
+        assert self.num_tokens_at_most == sum(request.max_num_tokens for request in self)
         filed = {r.request_id: phase for phase, turn in enumerate(self._turns) for r in turn.values()}
         assert filed == {r.request_id: r.phase for r in self if r.phase is not None}
         assert filed.keys() == self.steady.keys()
