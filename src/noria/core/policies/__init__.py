@@ -19,6 +19,8 @@ POLICIES = {
     "fair": "noria.core.policies.fair:FairPolicy",
 }
 
+_CHOICES = f"use one of {', '.join(POLICIES)}, or package.module:Class"
+
 
 def load_policy(config: SchedulerConfig, count_cached: CountCached) -> Policy:
     """The policy that `config.scheduling_policy` names. Raises `OptionError` if there is none."""
@@ -30,12 +32,11 @@ def load_policy(config: SchedulerConfig, count_cached: CountCached) -> Policy:
             raise ImportError(f"{path!r} is not of the form package.module:Class")
         policy_class = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
-        raise OptionError(
-            f"there is no scheduling policy {name!r} ({error}); use one of {', '.join(POLICIES)}, "
-            "or package.module:Class"
-        ) from error
+        raise OptionError(f"there is no scheduling policy {name!r} ({error}); {_CHOICES}") from error
     if not (isinstance(policy_class, type) and issubclass(policy_class, Policy)):
-        raise OptionError(f"scheduling policy {name!r} is not a subclass of noria.core.policies.base.Policy")
+        raise OptionError(
+            f"scheduling policy {name!r} is not a subclass of noria.core.policies.base.Policy; {_CHOICES}"
+        )
     policy = policy_class(config, count_cached)
     assert isinstance(policy, Policy)
     return policy
