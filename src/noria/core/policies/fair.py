@@ -37,7 +37,7 @@ from noria.config import SchedulerConfig
 from noria.core.policies.base import CountCached, OrderedQueue, Policy
 from noria.core.request import Request
 
-_MAX_IDLE_TENANTS = 1024
+_NUM_IDLE_TENANTS_KEPT = 512
 
 
 class _Tenant:
@@ -59,7 +59,7 @@ class FairPolicy(Policy):
         self._tenants: dict[str | None, _Tenant] = {}
         self._waiting_tenants: dict[str | None, _Tenant] = {}
         self._level = 0
-        self._num_tenants_to_tidy = _MAX_IDLE_TENANTS
+        self._num_tenants_to_tidy = 2 * _NUM_IDLE_TENANTS_KEPT
 
     def counter(self, tenant: str | None) -> int:
         """Weighted tokens of service so far, lifts included."""
@@ -86,10 +86,13 @@ class FairPolicy(Policy):
         tenant.waiting.push(request)
 
     def _forget_the_idle(self) -> None:
-        """Drops tenants whom the lift would treat as new anyway, now and then."""
+        """Drops those who owe least, now and then. One that returns starts at the level instead of above it, which is
+        worth at most half of the bound, once."""
         if len(self._tenants) >= self._num_tenants_to_tidy:
-            self._tenants = {n: t for n, t in self._tenants.items() if t.num_requests or t.counter > self._level}
-            self._num_tenants_to_tidy = max(_MAX_IDLE_TENANTS, 2 * len(self._tenants))
+            idle = sorted((n for n, t in self._tenants.items() if not t.num_requests), key=self.counter)
+            for name in idle[: max(0, len(idle) - _NUM_IDLE_TENANTS_KEPT)]:
+                del self._tenants[name]
+            self._num_tenants_to_tidy = len(self._tenants) + _NUM_IDLE_TENANTS_KEPT
 
     def _dequeue(self) -> Request:
         tenant = min(self._waiting_tenants.values(), key=lambda t: (t.counter, t.waiting.peek().arrival_number))
