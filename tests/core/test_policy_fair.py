@@ -140,7 +140,7 @@ def test_unfinished_prompts_take_their_share_in_the_order_of_counters():
     world.add("b", 60, max_tokens=1, tenant="b")
     assert list(world.step().num_scheduled_tokens.items())[:2] == [("a0", 6), ("b", 6)]
     plan = world.step()
-    assert list(plan.num_scheduled_tokens)[0] == "b", "a has the larger counter"
+    assert next(iter(plan.num_scheduled_tokens)) == "b", "a has the larger counter"
 
 
 # --- who returns ---
