@@ -90,7 +90,7 @@ def test_endless_cached_arrivals_do_not_starve_a_cold_prompt():
     assert number == 8
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 6), st.integers(1, 8)), min_size=2, max_size=30
