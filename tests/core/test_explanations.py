@@ -31,6 +31,7 @@ def long_prefill() -> World:
     world = World(max_num_batched_tokens=8, long_prefill_token_threshold=3)
     world.add("it", 20)
     world.add("other", 20)
+    world.add("another", 20)
     world.step()
     return world
 
