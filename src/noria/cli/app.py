@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from cyclopts import App
 
 from noria import __version__
-from noria.cli.bench import bench
+from noria.cli.bench_core import bench
 from noria.cli.chat import chat
 from noria.cli.generate import generate
 from noria.cli.options import UsageError, takes_options
