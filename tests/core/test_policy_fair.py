@@ -179,6 +179,20 @@ def test_whoever_comes_while_nobody_waits_is_lifted_as_well():
     assert counter(world, "b") == 5 * 8, "where a stood when its last was admitted"
 
 
+def test_a_newcomer_is_not_lifted_above_anybody_who_waits():
+    world = fair_world(max_num_seqs=2)
+    for number in range(6):
+        world.add(f"a{number}", 20, max_tokens=9, tenant="a")
+    world.step()
+    for number in range(6):
+        world.add(f"b{number}", 2, max_tokens=9, tenant="b")
+    world.finish("a0")
+    world.step()
+    world.add("c", 2, tenant="c")
+    assert counter(world, "c") <= min(counter(world, "a"), counter(world, "b"))
+    world.run()
+
+
 def test_debt_is_kept_by_whoever_leaves_and_returns():
     world = fair_world(max_num_seqs=2)
     world.add("a", 20, max_tokens=2, tenant="a")

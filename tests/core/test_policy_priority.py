@@ -62,6 +62,20 @@ def test_an_equal_or_higher_class_is_never_displaced(priority):
     assert [(h.request_id, h.limit) for h in plan.held] == [("late", Limit.MAX_NUM_SEQS)]
 
 
+def test_an_earlier_arrival_does_not_displace_a_later_one_of_its_own_class():
+    """The later one had passed it while it waited for memory."""
+    world = priority_world(num_blocks=12, block_size=4, lookahead_age_limit_s=1.0)
+    world.add("first", 20, max_tokens=2, priority=5)
+    world.add("big", 46, max_tokens=2, priority=5)
+    world.add("late", 3, max_tokens=15, priority=5)
+    assert list(world.step().num_scheduled_tokens) == ["first", "late"]
+    for _ in range(6):
+        plan = world.step()
+        assert not plan.preempted
+        assert [(h.request_id, h.limit) for h in plan.held] == [("big", Limit.KV_BLOCKS)]
+    world.run()
+
+
 def test_an_urgent_request_takes_memory_from_as_few_as_possible():
     world = priority_world(num_blocks=8, block_size=4)
     world.add("small", 3, max_tokens=9, priority=7)  # 1 block
