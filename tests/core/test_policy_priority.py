@@ -67,6 +67,7 @@ def test_an_earlier_arrival_does_not_displace_a_later_one_of_its_own_class():
     world = priority_world(num_blocks=12, block_size=4, lookahead_age_limit_s=1.0)
     world.add("first", 20, max_tokens=2, priority=5)
     world.add("big", 46, max_tokens=2, priority=5)
+    world.clock.advance(0.5)
     world.add("late", 3, max_tokens=15, priority=5)
     assert list(world.step().num_scheduled_tokens) == ["first", "late"]
     for _ in range(6):
