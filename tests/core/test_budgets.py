@@ -5,8 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import World
 
+from noria.core.chunks import ChunkRule
 from noria.core.plan import Limit
+from noria.core.request import Request
 from noria.errors import OptionError
+from noria.sampling import SamplingParams
 
 # --- caps ---
 
@@ -138,6 +141,28 @@ def test_every_unfinished_prompt_advances_at_the_stated_rate(
                 equal_share = (max_num_batched_tokens - num_decodes) / len(unfinished)
                 floor = min(num_remaining, cap, max(1, int(equal_share / 2)))
                 assert plan.num_scheduled_tokens[request_id] >= floor
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    remaining=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    num_left=st.integers(8, 64),
+    share=st.sampled_from([0.1, 0.5, 1.0]),
+)
+def test_floors_are_set_aside_whatever_stands_before_and_nothing_is_given_twice(remaining, num_left, share):
+    """The rule by itself: prompts of all lengths at once, which a world rarely has."""
+    config = World(max_num_batched_tokens=64, max_prefill_share=share).config
+    requests = [Request(f"r{number}", list(range(n)), SamplingParams()) for number, n in enumerate(remaining)]
+    num_prompts = sum(not request.is_caught_up for request in requests)
+    rule, num_given = ChunkRule(config, is_alone=False), 0
+    for request in rule.in_turn(requests, num_left):
+        num_tokens, _ = rule.next_chunk(request, num_left - num_given)
+        num_given += num_tokens
+        half = (num_left - (len(requests) - num_prompts)) // (2 * max(1, num_prompts))
+        cap = max(1, int(64 * share))
+        assert num_tokens >= min(request.num_remaining, cap, max(1, half))
+    assert num_given <= num_left
+    assert num_given == num_left or num_given == sum(min(n, max(1, int(64 * share))) for n in remaining)
 
 
 @settings(max_examples=100, deadline=None)
