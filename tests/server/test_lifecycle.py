@@ -199,7 +199,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_full_queue_is_said_before_anything_starts():
-    with running_server({"step_s": 0.05, "max_num_seqs": 1}, {"max_num_queued_reqs": 2}) as server:
+    with running_server({"step_s": 0.05, "max_num_seqs": 1, "scheduling": {"max_num_queued_reqs": 2}}) as server:
         calls = [Call(server, prompt="x", max_tokens=30) for _ in range(3)]
         server.wait_until(lambda: server.metric("num_requests_waiting") == 2)
         for stream in (False, True):
