@@ -157,10 +157,19 @@ def running_server(
     wait: bool = True,
     environment: dict[str, str] | None = None,
 ) -> Iterator[Server]:
-    """A server process; killed at the end if it still runs. `environment` is added to this process's own."""
+    """A server over a scripted engine; killed at the end if it still runs. See `running`."""
     settings = {"engine": engine or {}, "server": {"port": 0} | (server or {})}
+    with running(["noria.server.scripted", json.dumps(settings)], wait=wait, environment=environment) as started:
+        yield started
+
+
+@contextmanager
+def running(
+    module: list[str], *, wait: bool = True, environment: dict[str, str] | None = None, timeout_s: float = 30.0
+) -> Iterator[Server]:
+    """A module with its arguments, as a server process. `environment` is added to this process's own."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "noria.server.scripted", json.dumps(settings)],
+        [sys.executable, "-m", *module],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {}),
@@ -170,7 +179,7 @@ def running_server(
     reader = threading.Thread(target=_read_log, args=(running,), daemon=True)
     reader.start()
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + timeout_s
         pattern = r"Noria serves .* at (http://\S+)" if wait else r"listening on (http://\S+)"
         while not running.url:
             assert time.monotonic() < deadline, "the server did not start; its log:\n" + "".join(running.log)
