@@ -2,7 +2,7 @@
 
 "Never" is a pure function of a request and the configuration (`judge`). After this, an accepted request either runs
 or waits for something that will come. Called by `Scheduler.add`; `judge` also by clients that would rather refuse at
-once.
+once, and `check_priority` only by them: the scheduler itself takes any number.
 """
 
 from __future__ import annotations

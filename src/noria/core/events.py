@@ -39,7 +39,7 @@ class RequestEvent(msgspec.Struct, frozen=True):
 
     def as_exception(self) -> NoriaError | None:
         """What a caller should see raised; None if the request did not go wrong."""
-        if self.finish_reason not in (FinishReason.ERROR, FinishReason.TIMEOUT):
+        if self.finish_reason is None or self.finish_reason not in (FinishReason.ERROR, FinishReason.TIMEOUT):
             return None
         message = self.error or "the engine failed"
         match self.error_code:
