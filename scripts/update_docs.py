@@ -7,24 +7,32 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from noria.config import ServerOptions
+from noria.config import SchedulingOptions, ServerOptions
 
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
-BEGIN, END = "<!-- server options -->\n", "<!-- end -->"
+TABLES = {"<!-- server options -->\n": ServerOptions, "<!-- scheduling options -->\n": SchedulingOptions}
+END = "<!-- end -->"
 
 
-def option_table() -> str:
+def option_table(options: type[ServerOptions | SchedulingOptions]) -> str:
     rows = ["| flag | default | meaning |", "|---|---|---|"]
-    for spec in dataclasses.fields(ServerOptions):
+    for spec in dataclasses.fields(options):
         flags = ", ".join(f"`{flag}`" for flag in (f"--{spec.name.replace('_', '-')}", *spec.metadata["aliases"]))
-        default = "the model's own name" if spec.default == () else f"`{spec.default}`"
-        rows.append(f"| {flags} | {default} | {spec.metadata['help']} |")
+        rows.append(f"| {flags} | {_default(spec.default)} | {spec.metadata['help']} |")
     return "\n".join(rows) + "\n"
 
 
+def _default(value: object) -> str:
+    if value == ():
+        return "the model's own name"
+    return "none" if value is None else f"`{value}`"
+
+
 def updated(page: str) -> str:
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + option_table() + END + rest.split(END, 1)[1]
+    for begin, options in TABLES.items():
+        before, rest = page.split(begin)
+        page = before + begin + option_table(options) + END + rest.split(END, 1)[1]
+    return page
 
 
 def main() -> int:

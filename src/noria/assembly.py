@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from noria.config import EngineOptions, SchedulerConfig
+from noria.core.policies import find_policy
 from noria.core.scheduler import Scheduler
 from noria.engine.client import EngineClient, InProcessClient
 from noria.engine.core import EngineCore
@@ -45,6 +46,7 @@ class Assembled:
 def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -> Assembled:
     """Opens the model (None: the default one), loads it and sizes its memory. Raises OptionError and ModelError."""
     started_s = time.monotonic()
+    find_policy(options.scheduling_policy)  # a mistake should be told before a model is loaded
     files = open_model(model, report=logger.info)
     tokenizer = load_tokenizer(files.tokenizer)
     executor = create_executor(files, dtype=options.dtype, device=options.device, threads=options.threads)

@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 from noria.assembly import Assembled, build_engine
 from noria.config import EngineOptions
+from noria.core.admission import check_priority
 from noria.core.events import FinishReason
 from noria.engine.messages import EngineRequest
-from noria.errors import EngineError, RequestError
+from noria.errors import EngineError, RequestError, UnavailableError
 from noria.outputs import RequestOutput, SequenceCollector
 from noria.sampling import SamplingParams
 from noria.terminal import ProgressBar, deferred_interrupt
@@ -86,14 +87,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Completes each prompt (text, or token ids) and returns the answers in the order of the prompts.
 
-        A prompt that is refused has its `error` set and does not disturb the others. `progress` None shows a bar on
-        stderr when that is a terminal. Raises RequestError when the number of sampling parameters does not match.
+        A prompt that is refused has its `error` set and does not disturb the others. `priority`, smaller being more
+        urgent, needs the scheduling policy `priority`. `progress` None shows a bar on stderr when that is a terminal.
+        Raises RequestError when the number of sampling parameters or priorities does not match.
         """
-        return self._run(_list_of_prompts(prompts), self._encode_prompt, sampling_params, progress)
+        return self._run(_list_of_prompts(prompts), self._encode_prompt, sampling_params, priority, progress)
 
     def chat(
         self,
@@ -102,6 +105,7 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] = 0,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, or several, each a list of {"role", "content"}. Otherwise as `generate`."""
@@ -115,7 +119,7 @@ class LLM:
             )
 
         is_single = len(messages) > 0 and isinstance(messages[0], Mapping)
-        return self._run([messages] if is_single else list(messages), encode, sampling_params, progress)
+        return self._run([messages] if is_single else list(messages), encode, sampling_params, priority, progress)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str, None, None]:
         """Completes one prompt and yields pieces of text as they come. Leaving the loop early ends the request."""
@@ -126,7 +130,7 @@ class LLM:
         pieces: deque[str] = deque()
         call = _Call(lambda delta, _: pieces.append(delta.text))
         try:
-            self._start(call, result, sampling)
+            self._start(call, result, sampling, priority=0)
             while call.num_unfinished:
                 self._advance()
                 while pieces:
@@ -142,31 +146,46 @@ class LLM:
         prompts: Sequence[Any],
         encode: Callable[[Any], list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
         progress: bool | None,
     ) -> list[RequestOutput]:
-        samplings = _one_for_each(prompts, sampling_params)
+        samplings = _one_for_each(
+            prompts, SamplingParams() if sampling_params is None else sampling_params, "sampling_params"
+        )
+        priorities = _one_for_each(prompts, priority, "priority")
         results = [RequestOutput(prompt=prompt if isinstance(prompt, str) else None) for prompt in prompts]
-        not_started = deque(zip(prompts, samplings, results, strict=True))
+        not_started = deque(zip(prompts, samplings, priorities, results, strict=True))
         with ProgressBar(sum(sampling.n for sampling in samplings), progress) as bar:
             call = _Call(lambda delta, ended: bar.add(num_tokens=delta.num_tokens, num_sequences=int(ended)))
             try:
                 while not_started or call.num_unfinished:
-                    while not_started and len(self._active) < MAX_SUBMITTED:
-                        prompt, sampling, result = not_started.popleft()
+                    while not_started and self._has_place(not_started[0][1].n):
+                        prompt, sampling, own_priority, result = not_started[0]
                         try:
-                            result.prompt_token_ids = encode(prompt)
-                            self._start(call, result, sampling)
-                        except RequestError as error:
-                            result.error, result.outputs = error, []
+                            result.prompt_token_ids = result.prompt_token_ids or encode(prompt)
+                            self._start(call, result, sampling, own_priority)
+                        except (RequestError, UnavailableError) as error:
+                            result.outputs = []
+                            if isinstance(error, UnavailableError) and call.num_unfinished:
+                                break  # there will be a place when one of the others has ended
+                            result.error = error
                             bar.add(num_tokens=0, num_sequences=sampling.n)
+                        not_started.popleft()
                     if call.num_unfinished:
                         self._advance()
             finally:
                 self._abort_call(call)
         return results
 
-    def _start(self, call: _Call, result: RequestOutput, sampling: SamplingParams) -> None:
+    def _has_place(self, num_sequences: int) -> bool:
+        """Whether to submit so many more now. What would never have a place is submitted too, to be refused."""
+        config = self.assembled.scheduler_config
+        most = min(MAX_SUBMITTED, config.num_slots + config.max_num_queued_reqs)
+        return not self._active or len(self._active) + num_sequences <= most
+
+    def _start(self, call: _Call, result: RequestOutput, sampling: SamplingParams, priority: int) -> None:
         """Submits the `n` sequences of one prompt, all or none; from then on their news flow into `result`."""
+        check_priority(priority, self.assembled.scheduler_config)
         submitted: list[str] = []
         try:
             for index in range(sampling.n):
@@ -182,9 +201,10 @@ class LLM:
                         prompt_token_ids=tuple(result.prompt_token_ids),
                         sampling=sampling,
                         index=index,
+                        priority=priority,
                     )
                 )
-        except RequestError:
+        except (RequestError, UnavailableError):
             self._abort(submitted)
             raise
 
@@ -240,14 +260,17 @@ def _list_of_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     return list(prompts)
 
 
-def _one_for_each(
-    prompts: Sequence[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params or SamplingParams()] * len(prompts)
-    if len(sampling_params) != len(prompts):
+_Given = TypeVar("_Given")
+
+
+def _one_for_each(prompts: Sequence[Any], given: _Given | Sequence[_Given], param: str) -> list[_Given]:
+    if not isinstance(given, Sequence):
+        return [given] * len(prompts)
+    if len(given) != len(prompts):
         raise RequestError(
-            f"{len(sampling_params)} sampling parameters for {len(prompts)} prompts; give one for all, or one for each",
-            param="sampling_params",
+            f"{len(given)} {_PLURAL[param]} for {len(prompts)} prompts; give one for all, or one for each", param=param
         )
-    return list(sampling_params)
+    return list(given)
+
+
+_PLURAL = {"sampling_params": "sampling parameters", "priority": "priorities"}

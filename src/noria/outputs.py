@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.plan import TokenLogprobs
-from noria.errors import EngineError, NoriaError
+from noria.errors import NoriaError
 from noria.sampling import SamplingParams
 from noria.text.stream import TextDelta, TextStream
 from noria.text.tokenizer import Tokenizer
@@ -37,9 +37,9 @@ class CompletionOutput:
 class RequestOutput:
     """The answer to one prompt: `n` sequences, or the error that kept it from having them.
 
-    `error` is a RequestError when the prompt was refused (then `outputs` is empty), and an EngineError when the
-    engine failed on the way. `num_cached_tokens` counts the prompt tokens that the first sequence found in the prefix
-    cache.
+    `error` is a RequestError when the prompt was refused, and an UnavailableError when there was no place for it (in
+    both cases `outputs` is empty) or when its time was over; it is an EngineError when the engine failed on the way.
+    `num_cached_tokens` counts the prompt tokens that the first sequence found in the prefix cache.
     """
 
     prompt: str | None = None
@@ -101,6 +101,6 @@ class SequenceCollector:
             output.finish_reason, output.stop_reason = event.finish_reason, event.stop_reason
         if output.index == 0:
             self._request.num_cached_tokens = max(self._request.num_cached_tokens, event.num_cached_tokens)
-        if output.finish_reason is FinishReason.ERROR:
-            self._request.error = EngineError(event.error or "the engine failed")
+        if error := event.as_exception():
+            self._request.error = error
         return delta

@@ -80,6 +80,8 @@ def test_a_bad_prompt_is_said_on_stderr(capsys: pytest.CaptureFixture[str]) -> N
         (["generate", "--temperature", "5"], "temperature must be between 0.0 and 2.0"),
         (["generate", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
         (["generate", "--dtype", "int3"], "use one of bfloat16, float32"),
+        (["serve", "no/model", "--scheduling-policy", "lifo"], "use one of fcfs, priority, lpm, fair"),
+        (["serve", "--max-num-queued-reqs", "-1"], "max_num_queued_reqs must be at least 0"),
         (["generate", "--max-num-sequences", "3"], "--max-num-seqs"),
         (["generate", "--max-tokens", "many"], "is not a whole number"),
         (["bench", "throughput"], "--workload"),

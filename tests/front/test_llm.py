@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import noria.llm
 from noria import SamplingParams
 from noria.core.events import FinishReason
-from noria.errors import ContextLengthError, EngineError, OptionError, RequestError
+from noria.errors import ContextLengthError, EngineError, OptionError, RequestError, UnavailableError
 from support.fakes import MAX_MODEL_LEN, alphabet_llm, assert_idle
 
 FOUR = SamplingParams(max_tokens=4)
@@ -266,3 +266,52 @@ def test_every_answer_is_that_of_its_request_alone(requests: list[tuple[str, int
         [alone] = alphabet_llm().generate([prompt], sampling)
         assert result.outputs == alone.outputs
         assert str(result.error) == str(alone.error)
+
+
+def test_a_full_queue_is_waited_for_and_nobody_is_refused() -> None:
+    llm = alphabet_llm(max_num_seqs=2, max_num_queued_reqs=1)
+    results = llm.generate([chr(97 + i) for i in range(10)], SamplingParams(max_tokens=2))
+    assert texts(results) == [chr(98 + i) + chr(99 + i) for i in range(10)]
+    assert not any(record.refusals for record in llm.assembled.core.records)
+
+
+def test_prompts_that_may_not_wait_together_follow_one_another() -> None:
+    llm = alphabet_llm(max_num_seqs=1, max_num_queued_tokens=5)
+    assert texts(llm.generate(["abc", "efg", "ijk"], FOUR)) == ["defg", "hijk", "lmno"]
+    assert_idle(llm)
+
+
+def test_what_the_queue_can_never_take_is_the_error_of_its_prompt() -> None:
+    llm = alphabet_llm(max_num_seqs=1, max_num_queued_reqs=1)
+    many, one = llm.generate(["a", "m"], [SamplingParams(n=3, max_tokens=4), FOUR])
+    assert isinstance(many.error, UnavailableError)
+    assert many.outputs == []
+    assert one.text == "nopq"
+    assert_idle(llm)
+
+
+def test_a_deadline_is_the_error_of_its_request() -> None:
+    [result] = alphabet_llm(request_deadline_s=0.0).generate("a", FOUR)
+    assert isinstance(result.error, UnavailableError)
+    assert result.error.code == "deadline_exceeded"
+
+
+def test_urgent_prompts_are_answered_first() -> None:
+    llm = alphabet_llm(scheduling_policy="priority", max_num_seqs=1)
+    assert texts(llm.generate(["a", "m", "k"], FOUR, priority=[2, 1, -3])) == ["bcde", "nopq", "lmno"]
+    llm.chat([[{"role": "user", "content": "a"}]] * 2, FOUR, priority=[5, 4])
+    order = [ending.request_id for record in llm.assembled.core.records for ending in record.endings]
+    assert order == ["llm-2", "llm-1", "llm-0", "llm-4", "llm-3"]
+
+
+def test_priorities_are_checked() -> None:
+    with pytest.raises(RequestError, match="2 priorities for 3 prompts"):
+        alphabet_llm().generate(["a", "b", "c"], FOUR, priority=[0, 0])
+    [result] = alphabet_llm().generate("a", FOUR, priority=1)
+    assert isinstance(result.error, RequestError)
+    assert 'scheduling_policy="priority"' in str(result.error)
+
+
+def test_a_policy_that_does_not_exist_is_told_before_a_model_is_looked_for() -> None:
+    with pytest.raises(OptionError, match="no scheduling policy 'lifo'"):
+        noria.llm.LLM("no/such/model", scheduling_policy="lifo")

@@ -30,6 +30,16 @@ def parse(arguments: Sequence[str]) -> tuple[EngineOptions, SamplingParams]:
     return seen[0]
 
 
+VALUES: dict[str, tuple[str, Any]] = {
+    "dtype": ("float32", "float32"),
+    "device": ("cuda", "cuda"),
+    "scheduling_policy": ("lpm", "lpm"),
+    "max_prefill_share": ("0.25", 0.25),
+    "watermark": ("0.25", 0.25),
+}
+"""Options whose value cannot be 48."""
+
+
 def test_without_arguments_the_defaults_hold() -> None:
     assert parse([]) == (EngineOptions(), SamplingParams())
 
@@ -53,7 +63,7 @@ def test_every_engine_option_has_a_flag_its_aliases_and_a_variable(
         monkeypatch.setenv(f"NORIA_{spec.name.upper()}", "false")
         assert getattr(parse([])[0], spec.name) is False
         return
-    text, value = {"dtype": ("float32", "float32"), "device": ("cuda", "cuda")}.get(spec.name, ("48", 48))
+    text, value = VALUES.get(spec.name, ("48", 48))
     flags = (f"--{spec.name.replace('_', '-')}", f"--{spec.name}", *spec.metadata["aliases"])
     for flag in flags:
         assert getattr(parse([flag, text])[0], spec.name) == value
@@ -100,3 +110,18 @@ def test_values_out_of_bounds_are_usage_errors() -> None:
         parse(["--temperature", "5"])
     with pytest.raises(UsageError, match="max_num_seqs must be at least 1"):
         parse(["--max-num-seqs", "0"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scheduling-policy", "lifo"], "no scheduling policy 'lifo'.*use one of fcfs, priority, lpm, fair"),
+        (["--scheduling-policy", "no.such.module:Policy"], "no scheduling policy 'no.such.module:Policy'"),
+        (["--scheduling-policy", "noria.errors:NoriaError"], "not a subclass of noria.core.policies.base.Policy"),
+        (["--max-prefill-share", "0"], "max_prefill_share must be above 0"),
+        (["--watermark", "1.5"], "watermark is a share"),
+    ],
+)
+def test_what_the_scheduler_could_not_work_with_is_a_usage_error(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse(arguments)

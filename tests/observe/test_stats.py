@@ -2,10 +2,13 @@
 
 import random
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from worlds import World
 
 from noria.core.events import FinishReason
+from noria.core.plan import Limit
+from noria.errors import UnavailableError
 from noria.observe.prometheus import metrics_page
 from noria.observe.stats import EngineStats, Histogram
 
@@ -49,13 +52,21 @@ def test_cached_prompt_tokens_are_counted_once_whatever_the_preemptions():
     assert sum(stats.generation_tokens.counts) == 2
 
 
-def test_every_request_is_somewhere_at_any_time():
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "lpm", "fair"])
+def test_every_request_is_somewhere_at_any_time(policy):
     rng = random.Random(5)
-    world = World(num_blocks=12, block_size=4, max_num_batched_tokens=9, max_num_seqs=3)
+    world = World(
+        num_blocks=12, block_size=4, max_num_batched_tokens=9, max_num_seqs=3, max_num_queued_tokens=100,
+        scheduling_policy=policy,
+    )  # fmt: skip
+    num_refused = 0
     stats = EngineStats(world.config.num_blocks)
     for i in range(300):
         if i < 200 and rng.random() < 0.4:
-            world.add(f"r{i}", rng.randrange(1, 30), max_tokens=rng.randrange(1, 15))
+            try:
+                world.add(f"r{i}", rng.randrange(1, 30), max_tokens=rng.randrange(1, 15), priority=rng.randrange(-2, 3))
+            except UnavailableError:
+                num_refused += 1
         alive = [r for r in world.requests if r not in world.reasons]
         if alive and rng.random() < 0.1:
             world.finish(rng.choice(alive))
@@ -63,6 +74,12 @@ def test_every_request_is_somewhere_at_any_time():
         stats.add(world.scheduler.records[-1])
         assert stats.num_arrived == sum(stats.num_finished.values()) + stats.num_running + stats.num_waiting
         assert stats.num_arrived == len(world.requests)
+        assert stats.num_waiting == sum(stats.waiting_by_reason.values())
+        assert stats.num_queued_tokens == sum(
+            r.num_prompt_tokens for r in world.scheduler.waiting if r.num_preemptions == 0
+        )
+        assert stats.kv.num_held + stats.kv.num_cached_idle + stats.kv.num_blank == 12
+    assert stats.num_refused["queue_full"] == num_refused > 0
     assert stats.num_finished[FinishReason.ABORT] > 3
     assert stats.num_finished[FinishReason.LENGTH] > 30
     assert stats.num_generation_tokens == sum(len(output) for output in world.outputs.values())
@@ -99,3 +116,43 @@ def test_a_step_that_failed_computed_nothing():
     stats = EngineStats(world.config.num_blocks)
     stats.add(world.scheduler.records[-1])
     assert (stats.num_computed_tokens, stats.num_arrived, stats.num_finished[FinishReason.ERROR]) == (0, 1, 1)
+
+
+def test_what_preemptions_cost_is_counted_in_tokens():
+    world = World(num_blocks=8, block_size=4, enable_prefix_caching=False)
+    for request_id in ("a", "b"):
+        world.add(request_id, 9, max_tokens=15)
+    stats = run_with_stats(world)
+    assert stats.num_preemptions > 0
+    assert stats.num_tokens_lost == sum(r.num_tokens_lost for r in world.requests.values()) > 0
+    # Each request's last token is never computed, and what was lost is computed again.
+    assert stats.num_computed_tokens == 2 * (9 + 14) + stats.num_tokens_lost
+
+
+def test_unfinished_prompts_that_run_are_not_among_those_that_wait():
+    world = World(max_num_batched_tokens=8, max_num_seqs=2)
+    for request_id in ("a", "b", "c"):
+        world.add(request_id, 30)
+    world.step()
+    stats = EngineStats(64)
+    stats.add(world.scheduler.records[-1])
+    assert stats.num_waiting == 1
+    assert {limit: n for limit, n in stats.waiting_by_reason.items() if n} == {Limit.TOKEN_BUDGET: 1}
+
+
+def test_the_pages_gauges_are_those_of_the_last_step():
+    world = World(num_blocks=16, block_size=4, max_num_seqs=1)
+    world.add("a", 10, max_tokens=3)
+    world.add("b", 7, max_tokens=3)
+    world.step()
+    stats = EngineStats(16)
+    stats.add(world.scheduler.records[-1])
+    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m").decode())}
+
+    def values(name, label):
+        return {s.labels[label]: s.value for s in families[f"noria:{name}"].samples if s.value}
+
+    assert values("kv_cache_blocks", "state") == {"held": 3, "free": 13}
+    assert values("num_requests_waiting_by_reason", "reason") == {"max_num_seqs": 1}
+    assert [s.value for s in families["noria:kv_cache_unused_slots"].samples] == [2]
+    assert [s.value for s in families["noria:num_queued_tokens"].samples] == [7]

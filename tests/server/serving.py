@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,13 +25,21 @@ class Server:
     port: int = 0
     log: list[str] = field(default_factory=list)
 
-    def request(self, method: str, path: str, body: Any = None, timeout: float = 20.0) -> Response:
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        timeout: float = 20.0,
+        on_header: Callable[[], None] = lambda: None,
+    ) -> Response:
         """One request on a connection of its own. `body` is sent as JSON, or as it is if it is bytes."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             connection.request(method, path, data, {"Content-Type": "application/json"})
             got = connection.getresponse()
+            on_header()
             return Response(got.status, dict(got.getheaders()), got.read())
         finally:
             connection.close()
@@ -103,6 +111,35 @@ class Response:
         return parse_events(self.body)
 
 
+class Call(threading.Thread):
+    """A completion in the background; `response` and `ended_s` are set when it is over, `header_s` before."""
+
+    def __init__(self, server: Server, **body: Any) -> None:
+        super().__init__(daemon=True)
+        self._server, self._body = server, body
+        self.response: Response | None = None
+        self.error: Exception | None = None
+        self.header_s = self.ended_s = 0.0
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.response = self._server.request("POST", "/v1/completions", self._body, on_header=self._note_header)
+        except Exception as error:
+            self.error = error
+        self.ended_s = time.monotonic()
+
+    def _note_header(self) -> None:
+        self.header_s = time.monotonic()
+
+    def result(self, timeout_s: float = 15.0) -> Response:
+        self.join(timeout_s)
+        assert not self.is_alive(), "the call did not end"
+        assert self.error is None, repr(self.error)
+        assert self.response is not None
+        return self.response
+
+
 def parse_events(body: bytes) -> list[Any]:
     blocks = body.decode().split("\n\n")
     assert blocks.pop() == "", "the stream does not end with an empty line"
@@ -114,22 +151,35 @@ def parse_events(body: bytes) -> list[Any]:
 
 @contextmanager
 def running_server(
-    engine: dict[str, Any] | None = None, server: dict[str, Any] | None = None, *, wait: bool = True
+    engine: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
+    *,
+    wait: bool = True,
+    environment: dict[str, str] | None = None,
 ) -> Iterator[Server]:
-    """A server process; killed at the end if it still runs."""
+    """A server over a scripted engine; killed at the end if it still runs. See `running`."""
     settings = {"engine": engine or {}, "server": {"port": 0} | (server or {})}
+    with running(["noria.server.scripted", json.dumps(settings)], wait=wait, environment=environment) as started:
+        yield started
+
+
+@contextmanager
+def running(
+    module: list[str], *, wait: bool = True, environment: dict[str, str] | None = None, timeout_s: float = 30.0
+) -> Iterator[Server]:
+    """A module with its arguments, as a server process. `environment` is added to this process's own."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "noria.server.scripted", json.dumps(settings)],
+        [sys.executable, "-m", *module],
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        env=os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {}),
     )
     running = Server(process)
     assert process.stderr is not None
     reader = threading.Thread(target=_read_log, args=(running,), daemon=True)
     reader.start()
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + timeout_s
         pattern = r"Noria serves .* at (http://\S+)" if wait else r"listening on (http://\S+)"
         while not running.url:
             assert time.monotonic() < deadline, "the server did not start; its log:\n" + "".join(running.log)

@@ -181,7 +181,7 @@ def test_nesting_beyond_measure_is_the_clients_mistake(server, body):
 def test_null_means_the_default(server):
     body = dict.fromkeys(
         ["n", "temperature", "top_p", "stop", "seed", "stream", "stream_options", "logprobs", "user", "best_of",
-         "logit_bias", "echo", "suffix", "top_k", "stop_token_ids"]
+         "logit_bias", "echo", "suffix", "top_k", "stop_token_ids", "priority"]
     )  # fmt: skip
     assert server.complete(prompt="x", **body, max_tokens=1).status == 200
     assert len(server.complete(prompt="x" * 500, max_tokens=None).json["choices"][0]["text"]) == 12
@@ -226,6 +226,12 @@ def test_null_means_the_default(server):
         ({"prompt": "x", "best_of": 2}, "best_of"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "stop_token_ids": ["a"]}, "stop_token_ids[0]"),
+        ({"prompt": "x", "priority": "high"}, "priority"),
+        ({"prompt": "x", "priority": 1.5}, "priority"),
+        ({"prompt": "x", "priority": True}, "priority"),
+        ({"prompt": "x", "priority": 2**31}, "priority"),
+        ({"prompt": "x", "priority": -(2**31) - 1}, "priority"),
+        ({"prompt": "x", "priority": 10**400}, "priority"),
     ],
 )
 def test_bad_fields_are_refused_by_name(server, body, param):
@@ -244,6 +250,7 @@ def test_bad_fields_are_refused_by_name(server, body, param):
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"priority": 2**31}, "priority"),
         ({"max_completion_tokens": 600}, "max_completion_tokens"),
         ({"max_tokens": 600}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -314,7 +321,7 @@ def test_the_small_routes(server):
 def test_metrics_add_up_after_all_that(server):
     server.wait_quiet()
     arrived = server.metric("num_requests_arrived_total")
-    reasons = ("stop", "length", "abort", "error")
+    reasons = ("stop", "length", "abort", "error", "timeout")
     assert arrived == sum(server.metric("request_success_total", finished_reason=reason) for reason in reasons)
     assert server.metric("request_success_total", finished_reason="error") == 0
 

@@ -5,38 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from serving import Response, Server, parse_events, running_server
-
-
-class Call(threading.Thread):
-    """A request in the background; `response` and `ended_s` are set when it is over."""
-
-    def __init__(self, server: Server, **body) -> None:
-        super().__init__(daemon=True)
-        self._server, self._body = server, body
-        self.response: Response | None = None
-        self.error: Exception | None = None
-        self.ended_s = 0.0
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.response = self._server.complete(**self._body)
-        except Exception as error:
-            self.error = error
-        self.ended_s = time.monotonic()
-
-    def result(self, timeout_s: float = 15.0) -> Response:
-        self.join(timeout_s)
-        assert not self.is_alive(), "the call did not end"
-        assert self.error is None, repr(self.error)
-        assert self.response is not None
-        return self.response
+from serving import Call, parse_events, running_server
 
 
 def test_a_server_that_loads_says_so_and_asks_to_come_back():
@@ -196,19 +169,6 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except FileNotFoundError:
         return False
-
-
-def test_a_full_queue_is_said_before_anything_starts():
-    with running_server({"step_s": 0.05, "max_num_seqs": 1}, {"max_num_queued_reqs": 2}) as server:
-        calls = [Call(server, prompt="x", max_tokens=30) for _ in range(3)]
-        server.wait_until(lambda: server.metric("num_requests_waiting") == 2)
-        for stream in (False, True):
-            refused = server.complete(prompt="y", stream=stream)
-            assert (refused.status, refused.error["code"]) == (503, "queue_full")
-            assert refused.headers["retry-after"] == "1"
-        assert all(call.result().status == 200 for call in calls)
-        assert server.complete(prompt="y", max_tokens=1).status == 200
-        assert server.complete(prompt="y", max_tokens=1, n=4).status == 503
 
 
 def test_a_short_request_overtakes_a_long_one():

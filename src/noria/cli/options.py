@@ -100,6 +100,8 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
             values = {p.name: kwargs.pop(p.name) for p in parameters if p.name in kwargs}
             try:
                 kwargs[name] = build(**values)
+                if build is EngineOptions:
+                    _check_policy(kwargs[name])
             except (OptionError, RequestError) as error:
                 raise UsageError(str(error)) from error
         command(*args, **kwargs)
@@ -109,6 +111,13 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in flags}
     del run.__wrapped__  # annotations are read through it otherwise
     return run
+
+
+def _check_policy(options: EngineOptions) -> None:
+    """Raises `OptionError` now for a policy that could not be loaded, and not when the model has been."""
+    from noria.core.policies import find_policy
+
+    find_policy(options.scheduling_policy)
 
 
 def _option_parameters(options: type[EngineOptions | ServerOptions], group: Group) -> list[inspect.Parameter]:

@@ -2,7 +2,7 @@
 
 "Never" is a pure function of a request and the configuration (`judge`). After this, an accepted request either runs
 or waits for something that will come. Called by `Scheduler.add`; `judge` also by clients that would rather refuse at
-once.
+once, and `check_priority` only by them: the scheduler itself takes any number.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from noria.config import SchedulerConfig
+from noria.core.policies import POLICIES
 from noria.errors import ContextLengthError, RequestError, UnavailableError
 
 
@@ -38,6 +39,27 @@ def judge(prompt_token_ids: Sequence[int], max_tokens: int | None, config: Sched
                 f"token id {bad} is outside the vocabulary (0 .. {config.vocab_size - 1})", param="prompt"
             )
     return limit - num_prompt if max_tokens is None else max_tokens
+
+
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+
+
+def check_priority(priority: int, config: SchedulerConfig) -> None:
+    """Raises `RequestError` for a priority that is out of bounds, or that would have no effect. 0 is always fine.
+
+    A policy of somebody's own may look at priorities; of those that come with Noria only `priority` does.
+    """
+    if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        raise RequestError(
+            f"priority must be between {MIN_PRIORITY} and {MAX_PRIORITY}, not {priority}", param="priority"
+        )
+    policy = config.scheduling_policy
+    if priority != 0 and policy in POLICIES and policy != "priority":
+        raise RequestError(
+            f"priority {priority} would have no effect under the scheduling policy {policy}: start the server with "
+            '--scheduling-policy priority (noria.LLM: scheduling_policy="priority"), or leave it out',
+            param="priority",
+        )
 
 
 def check_queue(

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from noria.core.plan import TokenLogprobs
+from noria.errors import EngineError, NoriaError, RequestError, UnavailableError
 
 
 class FinishReason(StrEnum):
@@ -33,4 +34,18 @@ class RequestEvent(msgspec.Struct, frozen=True):
     error: str | None = None
     """What went wrong, when `finish_reason` is `ERROR` or `TIMEOUT`."""
     error_code: str | None = None
-    """The same for machines: `queue_full`, `draining`, `deadline_exceeded`, or None for a failure."""
+    """The same for machines: `queue_full`, `draining`, `deadline_exceeded`, `refused` (the request can never be
+    served), or None for a failure."""
+
+    def as_exception(self) -> NoriaError | None:
+        """What a caller should see raised; None if the request did not go wrong."""
+        if self.finish_reason is None or self.finish_reason not in (FinishReason.ERROR, FinishReason.TIMEOUT):
+            return None
+        message = self.error or "the engine failed"
+        match self.error_code:
+            case None:
+                return EngineError(message)
+            case "refused":
+                return RequestError(message, code="refused")
+            case code:
+                return UnavailableError(message, code=code)

@@ -49,6 +49,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     num_queued_tokens: int
     """Prompt tokens of waiting requests that have never run."""
     kv: KVUsage
+    refusals: dict[str, int] = {}
+    """Requests that were refused for now since the previous record, counted by the error's code."""
     error: str | None = None
     """Why the plan was not executed, if it was not; its requests have ended then."""
 

@@ -70,6 +70,7 @@ class Scheduler:
         self._finished_ids: list[str] = []  # told to the worker with the next plan
         self._arrivals: list[Arrival] = []  # told to the next record
         self._endings: list[Ending] = []  # likewise
+        self._refusals: dict[str, int] = {}  # likewise
         self._num_arrived = 0
         self._num_steps = 0
         self._planned_s = 0.0
@@ -84,14 +85,18 @@ class Scheduler:
 
     @property
     def has_news(self) -> bool:
-        """Whether requests ended that the worker or their owners have not been told of: one more step, if an empty
-        one."""
-        return bool(self._finished_ids or self._events)
+        """Whether something happened that the worker, the requests' owners or the records have not been told of: one
+        more step, if an empty one."""
+        return bool(self._finished_ids or self._events or self._arrivals or self._refusals)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When a step is due for a deadline's sake, whatever else there is to do."""
+        return self._deadlines.next_s
 
     def has_work(self, now_s: float) -> bool:
         """Whether a step has something to do."""
-        next_deadline_s = self._deadlines.next_s
-        if self.has_news or (next_deadline_s is not None and next_deadline_s <= now_s):
+        if self.has_news or (self.next_deadline_s is not None and self.next_deadline_s <= now_s):
             return True
         match self.paused:
             case None:
@@ -116,13 +121,11 @@ class Scheduler:
         assert request.request_id not in self.waiting
         config = self.config
         request.max_tokens = judge(request.token_ids, request.sampling.max_tokens, config)
-        if self.is_draining:
-            raise UnavailableError(
-                "the engine is draining: it finishes what it has and takes nothing new", code="draining"
-            )
-        check_queue(
-            len(self.running), len(self.waiting), self.waiting.num_queued_tokens, request.num_prompt_tokens, config
-        )
+        try:
+            self._check_place(request)
+        except UnavailableError as refusal:
+            self._refusals[refusal.code] = self._refusals.get(refusal.code, 0) + 1
+            raise
         self._num_arrived += 1
         request.arrival_number, request.arrival_s = self._num_arrived, now_s
         request.max_num_tokens = request.num_prompt_tokens + request.max_tokens
@@ -133,6 +136,14 @@ class Scheduler:
         self._deadlines.add(request)
         self.waiting.note_arrival(request)
         self.waiting.push(request)
+
+    def _check_place(self, request: Request) -> None:
+        if self.is_draining:
+            raise UnavailableError(
+                "the engine is draining: it finishes what it has and takes nothing new", code="draining"
+            )
+        num_queued_tokens = self.waiting.num_queued_tokens
+        check_queue(len(self.running), len(self.waiting), num_queued_tokens, request.num_prompt_tokens, self.config)
 
     # --- planning -------------------------------------------------------------------------------------------------
 
@@ -298,6 +309,7 @@ class Scheduler:
                 result=result,
                 arrivals=tuple(self._arrivals),
                 endings=tuple(self._endings),
+                refusals=self._refusals,
                 planned_s=self._planned_s,
                 updated_s=now_s,
                 num_running=len(self.running),
@@ -309,6 +321,7 @@ class Scheduler:
         )
         self._arrivals.clear()
         self._endings.clear()
+        self._refusals = {}
 
     # --- ending and standing still --------------------------------------------------------------------------------
 

@@ -14,13 +14,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from noria.core.events import FinishReason, RequestEvent
+from noria.core.explain import Explanation, explain
 from noria.core.plan import StepPlan, StepResult
 from noria.core.record import StepRecord
 from noria.core.request import Request
-from noria.core.scheduler import Scheduler
+from noria.core.scheduler import PauseMode, Scheduler
 from noria.engine.messages import EngineRequest
 from noria.errors import EngineError
+from noria.kv.events import Subscriber
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class EngineCore:
         self._seeds = random.Random(seed)
         self._clock = clock
         self._num_failed_steps = 0
+        self._weights_version = ""
 
     @property
     def records(self) -> deque[StepRecord]:
@@ -58,8 +63,29 @@ class EngineCore:
         """Whether a step has something to do: requests to advance, or the worker to be told of those that ended."""
         return self.scheduler.has_work(self._clock())
 
+    def seconds_to_deadline(self) -> float | None:
+        """When a request may run out of time next, from now: then there is work. None if none has a deadline."""
+        deadline_s = self.scheduler.next_deadline_s
+        return None if deadline_s is None else max(0.0, deadline_s - self._clock())
+
+    @property
+    def weights_version(self) -> str:
+        """Which weights the runner has; part of the name of all KV content."""
+        return self._weights_version
+
+    @weights_version.setter
+    def weights_version(self, version: str) -> None:
+        """Says that the weights have changed: nothing that was or is being computed with the old ones will be found.
+
+        Running requests go on with the KV that they have; pause the engine before the weights are changed if they
+        should not.
+        """
+        self._weights_version = version
+        self.reset_prefix_cache()
+
     def add_request(self, request: EngineRequest) -> None:
         """Queues a request; raises `RequestError` if it can never be served, `UnavailableError` if not now."""
+        prefix_key = msgspec.structs.replace(request.prefix_key, weights_version=self._weights_version)
         own_seed = request.sampling.seed
         self.scheduler.add(
             Request(
@@ -69,7 +95,7 @@ class EngineCore:
                 seed=self._seeds.getrandbits(64) if own_seed is None else own_seed % 2**64,
                 index=request.index,
                 priority=request.priority,
-                prefix_key=request.prefix_key,
+                prefix_key=prefix_key,
             ),
             self._clock(),
         )
@@ -77,6 +103,30 @@ class EngineCore:
     def finish_request(self, request_id: str, reason: FinishReason) -> RequestEvent | None:
         """Ends a request now: `ABORT`, or `STOP` for a stop string. None if it has ended already."""
         return self.scheduler.finish(request_id, reason, self._clock())
+
+    def explain(self, request_id: str) -> Explanation | None:
+        """Where a request stands and what holds it back; None if there is no such request (any more)."""
+        return explain(self.scheduler, request_id)
+
+    def pause(self, mode: PauseMode) -> list[RequestEvent]:
+        """Stops admitting, or everything, until `resume`. Returns the last events of requests that this ends."""
+        return self.scheduler.pause(mode, self._clock())
+
+    def resume(self) -> None:
+        self.scheduler.resume()
+
+    def drain(self) -> None:
+        """From now on new requests are refused; those that were accepted are finished."""
+        self.scheduler.drain()
+
+    def reset_prefix_cache(self) -> None:
+        """Nothing cached will be found any more. Running requests go on."""
+        self.scheduler.reset_prefix_cache()
+        self.scheduler.kv.publish()  # a subscriber should not have to wait for the next step
+
+    def subscribe_kv_events(self, subscriber: Subscriber) -> None:
+        """From now on `subscriber` is told what happens to findable KV content; see `noria.kv.events`. There is one."""
+        self.scheduler.kv.subscribe(subscriber)
 
     def step(self) -> list[RequestEvent]:
         """Advances every request that can advance; returns what is new.

@@ -1,13 +1,15 @@
 """The engine in a process of its own: builds an `EngineCore`, then runs its loop between two sockets.
 
 Started by `noria.engine.process_client` with the spawn method. The loop never waits for its clients: it takes what
-has arrived, runs a step if there is work, and sends what is new; without work it sleeps on its sockets and sends a
-heartbeat every `HEARTBEAT_S`. It ends when told to, or when the process that started it is gone.
+has arrived and answers it, runs a step if there is work, and sends what is new. Without work it sleeps on its sockets,
+until the next deadline of a request at most, and sends a heartbeat every `HEARTBEAT_S`. It ends when told to, or when
+the process that started it is gone.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import signal
 import time
@@ -16,14 +18,18 @@ from collections.abc import Callable
 import zmq
 
 from noria.core.events import FinishReason, RequestEvent
+from noria.core.record import StepRecord
 from noria.engine.core import EngineCore
 from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_commands, encode
-from noria.errors import NoriaError, RequestError
+from noria.errors import NoriaError, RequestError, UnavailableError
 from noria.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+
+FUTILE_STEP_WAIT_S = 0.001
+"""How long to wait after a step in which nobody could run: requests wait for something outside the engine."""
 
 Report = Callable[[str], None]
 BuildEngine = Callable[[Report], EngineCore]
@@ -68,20 +74,36 @@ class _EngineLoop:
         self._parent_fd = parent.sentinel if parent is not None else None
         if self._parent_fd is not None:
             self._poller.register(self._parent_fd, zmq.POLLIN)
-        self._refused: list[RequestEvent] = []
+        self._accepted: list[str] = []
+        self._events: list[RequestEvent] = []  # that came with commands
+        self._was_futile = False
 
     def run(self) -> None:
-        while self._take_commands(wait_s=0.0 if self._core.has_work else HEARTBEAT_S):
-            events, record = self._refused, None
+        while self._take_commands(self._wait_s()):
+            if self._accepted or self._events:  # before the step: somebody waits for the answer
+                self._send(self._events)
+                self._accepted, self._events = [], []
             if self._core.has_work:
-                events = events + self._core.step()
+                events = self._core.step()
                 record = self._core.records[-1]
-            self._refused = []
-            self._outbox.send(encode(EngineOutput(time.monotonic(), tuple(events), record)))
+                self._was_futile = record.plan.is_empty and not events
+                self._send(events, record)
+            else:
+                self._send([])
+
+    def _wait_s(self) -> float:
+        if self._core.has_work:
+            return FUTILE_STEP_WAIT_S if self._was_futile else 0.0
+        to_deadline_s = self._core.seconds_to_deadline()
+        return HEARTBEAT_S if to_deadline_s is None else min(HEARTBEAT_S, to_deadline_s)
+
+    def _send(self, events: list[RequestEvent], record: StepRecord | None = None) -> None:
+        output = EngineOutput(time.monotonic(), tuple(self._accepted), tuple(events), record)
+        self._outbox.send(encode(output))
 
     def _take_commands(self, wait_s: float) -> bool:
         """Applies everything that has arrived; False when it is time to end."""
-        ready = dict(self._poller.poll(int(wait_s * 1000)))
+        ready = dict(self._poller.poll(math.ceil(wait_s * 1000)))
         if self._parent_fd in ready:
             return False  # nobody is left to answer to
         if self._inbox in ready:
@@ -99,10 +121,22 @@ class _EngineLoop:
         for request in commands.submit:
             try:
                 self._core.add_request(request)
-            except RequestError as error:
-                # Clients ask the door themselves before they submit, so this is one that did not.
-                self._refused.append(
-                    RequestEvent(request.request_id, finish_reason=FinishReason.ERROR, error=str(error))
+            except (RequestError, UnavailableError) as error:
+                code = error.code if isinstance(error, UnavailableError) else "refused"
+                self._events.append(
+                    RequestEvent(
+                        request.request_id, finish_reason=FinishReason.ERROR, error=str(error), error_code=code
+                    )
                 )
+            else:
+                self._accepted.append(request.request_id)
         for request_id, reason in commands.finish:
             self._core.finish_request(request_id, reason)
+        if commands.pause is not None:
+            self._events += self._core.pause(commands.pause)
+        if commands.resume:
+            self._core.resume()
+        if commands.reset_prefix_cache:
+            self._core.reset_prefix_cache()
+        if commands.drain:
+            self._core.drain()

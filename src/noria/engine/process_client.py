@@ -1,8 +1,9 @@
 """A client whose engine runs in another process: `ProcessClient`, the twin of `InProcessClient`.
 
 It starts the process, refuses at once what the engine could never serve, sends one message for all that was asked
-for since the last one, and hands out events as they come. It has no thread and no event loop of its own: callers
-either `poll`, or watch `fileno` (`noria.engine.streams` does). Not thread-safe.
+for since the last one, and hands out events as they come; what the engine itself refuses has one event, the error. It
+has no thread and no event loop of its own: callers either `poll`, or watch `fileno` (`noria.engine.streams` does). Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from typing import Any
 
 import zmq
 
@@ -21,6 +23,7 @@ from noria.config import SchedulerConfig
 from noria.core.admission import judge
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.record import StepRecord
+from noria.core.scheduler import PauseMode
 from noria.engine.messages import EngineRequest
 from noria.engine.process import BuildEngine, Report, run_engine_process
 from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_engine_message, encode
@@ -33,6 +36,8 @@ class ProcessClient:
     def __init__(self, build: BuildEngine, *, on_record: Callable[[StepRecord], None] | None = None) -> None:
         self.on_record = on_record
         """Called with the record of every step, in order."""
+        self.on_accepted: Callable[[str], None] = lambda request_id: None
+        """Called with the id of every submission that the engine has taken, before any event of it."""
         self._submit: list[EngineRequest] = []
         self._finish: list[tuple[str, FinishReason]] = []
         self._unfinished: dict[str, None] = {}
@@ -125,6 +130,23 @@ class ProcessClient:
             self._submit.clear()
             self._finish.clear()
 
+    def pause(self, mode: PauseMode) -> None:
+        self._command(pause=mode)
+
+    def resume(self) -> None:
+        self._command(resume=True)
+
+    def reset_prefix_cache(self) -> None:
+        self._command(reset_prefix_cache=True)
+
+    def drain(self) -> None:
+        self._command(drain=True)
+
+    def _command(self, **command: Any) -> None:
+        """In a message of its own, behind what was asked for before: so the order is kept."""
+        self.flush()
+        self._send(Commands(**command))
+
     def _send(self, commands: Commands) -> None:
         # Without a high-water mark this can only fail when nobody is at the other end; `poll` reports that.
         with contextlib.suppress(zmq.Again):
@@ -143,6 +165,8 @@ class ProcessClient:
             self.last_heard_s = max(self.last_heard_s, message.sent_s)
             if message.record is not None and self.on_record is not None:
                 self.on_record(message.record)
+            for request_id in message.accepted:
+                self.on_accepted(request_id)
             events += [event for event in message.events if event.request_id in self._unfinished]
             for event in message.events:
                 if event.finish_reason is not None:

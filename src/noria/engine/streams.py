@@ -1,8 +1,9 @@
 """Engine events on asyncio: one `EventStream` per call, fed by `AsyncEngine` from a `ProcessClient`.
 
-The front (`noria.server`) opens a stream for the sequences of one call, reads bunches of events from it, and closes
-it when its client goes away or has heard enough. Nothing here blocks the event loop or waits for a reader: a reader
-that falls more than its limit behind is told so by `on_overflow`, and its sequences are aborted.
+The front (`noria.server`) opens a stream for the sequences of one call, waits for the engine's word that they are in
+(`accepted`), reads bunches of events from it, and closes it when its client goes away or has heard enough. Nothing here
+blocks the event loop or waits for a reader: a reader that falls more than its limit behind is told so by
+`on_overflow`, and its sequences are aborted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from noria.core.admission import judge
 from noria.core.events import FinishReason, RequestEvent
 from noria.engine.messages import EngineRequest
 from noria.engine.process_client import ProcessClient
-from noria.errors import EngineError
+from noria.errors import EngineError, NoriaError
 
 logger = logging.getLogger(__name__)
 
@@ -24,24 +25,38 @@ logger = logging.getLogger(__name__)
 class EventStream:
     """The events of some sequences, for one reader.
 
-    Iterating yields everything new since the last time, as a list; it ends when all sequences have ended, and raises
-    `EngineError` if the engine is gone.
+    Iterating yields everything new since the last time, as a list; it ends when all sequences have ended. Raises
+    `EngineError` if the engine is gone, and what the engine said if it has refused one of the sequences.
     """
 
     def __init__(
         self, request_ids: Sequence[str], max_pending: int | None = None, on_overflow: Callable[[], None] | None = None
     ) -> None:
         self.unfinished = dict.fromkeys(request_ids)
+        self.unanswered = set(request_ids)
+        """Sequences of which the engine has not said yet whether it takes them."""
+        self._all_answered = asyncio.Event()
         self._max_pending = max_pending
         self._on_overflow = on_overflow
         self._pending: list[RequestEvent] = []
         self._news = asyncio.Event()
-        self._error: EngineError | None = None
+        self._error: NoriaError | None = None
 
     @property
     def num_pending(self) -> int:
         """Events that the reader has not taken yet."""
         return len(self._pending)
+
+    async def accepted(self) -> None:
+        """Returns once the engine has taken all sequences; raises what iterating would if it has not."""
+        await self._all_answered.wait()
+        if self._error is not None:
+            raise self._error
+
+    def accept(self, request_id: str) -> None:
+        self.unanswered.discard(request_id)
+        if not self.unanswered:
+            self._all_answered.set()
 
     def feed(self, event: RequestEvent) -> None:
         self._pending.append(event)
@@ -56,9 +71,10 @@ class EventStream:
         if not self.unfinished:
             self._news.set()
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: NoriaError) -> None:
         self._error = error
         self._news.set()
+        self._all_answered.set()
 
     def __aiter__(self) -> EventStream:
         return self
@@ -81,6 +97,7 @@ class AsyncEngine:
 
     def __init__(self, client: ProcessClient, *, on_death: Callable[[EngineError], None] | None = None) -> None:
         self._client = client
+        client.on_accepted = self._note_accepted
         self._on_death = on_death
         self._streams: dict[str, EventStream] = {}  # by sequence
         self._flush_is_due = False
@@ -113,7 +130,7 @@ class AsyncEngine:
         max_pending: int | None = None,
         on_overflow: Callable[[], None] | None = None,
     ) -> EventStream:
-        """Submits the sequences of one call, all or none.
+        """Submits the sequences of one call, all or none: if the engine refuses one, the stream fails as a whole.
 
         Raises `RequestError` if one can never be served, and `EngineError` if the engine is gone.
         """
@@ -182,8 +199,22 @@ class AsyncEngine:
             if event.finish_reason is not None:
                 del self._streams[event.request_id]
                 stream.unfinished.pop(event.request_id, None)
-            stream.feed(event)
+            if event.request_id in stream.unanswered:
+                self._refuse(stream, event)
+            else:
+                stream.feed(event)
         self._note_idle()
+
+    def _note_accepted(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.accept(request_id)
+
+    def _refuse(self, stream: EventStream, refusal: RequestEvent) -> None:
+        error = refusal.as_exception()
+        assert error is not None
+        stream.fail(error)
+        self.close(stream)
 
     def _engine_died(self) -> None:
         while self.error is None:

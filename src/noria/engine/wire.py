@@ -11,15 +11,21 @@ import msgspec
 from noria.config import SchedulerConfig
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.record import StepRecord
+from noria.core.scheduler import PauseMode
 from noria.engine.messages import EngineRequest
 
 
 class Commands(msgspec.Struct, frozen=True, array_like=True):
-    """Client to engine. Submissions are applied before endings, so one message may hold both of a request."""
+    """Client to engine. Submissions are applied before endings, so one message may hold both of a request; what
+    concerns the whole engine comes in a message of its own."""
 
     submit: tuple[EngineRequest, ...] = ()
     finish: tuple[tuple[str, FinishReason], ...] = ()
     shut_down: bool = False
+    pause: PauseMode | None = None
+    resume: bool = False
+    reset_prefix_cache: bool = False
+    drain: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -47,6 +53,8 @@ class EngineOutput(msgspec.Struct, frozen=True, tag="output"):
     """
 
     sent_s: float
+    accepted: tuple[str, ...] = ()
+    """Submissions that are in the queue now. One that is refused has an event instead, its only one."""
     events: tuple[RequestEvent, ...] = ()
     record: StepRecord | None = None
     """The step's record, if a step was run: metrics are derived from these alone."""

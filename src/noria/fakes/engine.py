@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from noria.config import SchedulerConfig
 from noria.core.events import FinishReason, RequestEvent
@@ -86,8 +87,11 @@ def build_scripted_engine(
     vocab_size: int = 258,
     eos_token_ids: tuple[int, ...] = (257,),
     load_s: float = 0.0,
+    scheduling: Mapping[str, Any] | None = None,
 ) -> EngineCore:
     """An engine over `ByteTokenizer`'s ids that says `text` again and again.
+
+    `scheduling`: any other fields of `SchedulingOptions`.
 
     `checked` answers with letters that depend on all tokens before them, verifies every plan (`ScriptedRunner`), and
     ends the process if an invariant of the scheduler breaks. Loading takes `load_s`.
@@ -101,6 +105,7 @@ def build_scripted_engine(
         max_num_seqs=max_num_seqs,
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
+        **(scheduling or {}),
     )
     if checked:
         return CheckedEngine(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -27,17 +28,37 @@ class StatsCollector(Collector):
         stats = self._stats
         yield self._gauge("num_requests_running", "Requests that hold KV blocks.", stats.num_running)
         yield self._gauge("num_requests_waiting", "Requests that wait for admission.", stats.num_waiting)
+        yield self._gauges(
+            "num_requests_waiting_by_reason", "Those that wait, by what for.", "reason", stats.waiting_by_reason
+        )
+        yield self._gauge("num_queued_tokens", "Prompt tokens that wait for their first step.", stats.num_queued_tokens)
+        yield self._gauges(
+            "kv_cache_blocks",
+            "KV blocks: held by requests; free, but findable in the prefix cache; free and without content.",
+            "state",
+            {"held": stats.kv.num_held, "cached_idle": stats.kv.num_cached_idle, "free": stats.kv.num_blank},
+        )
+        yield self._gauge(
+            "kv_cache_unused_slots", "Token slots in held blocks that are not filled yet.", stats.kv.num_unused_slots
+        )
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.", stats.kv_usage)
         yield self._counter("num_requests_arrived", "Requests accepted by the engine.", stats.num_arrived)
         yield self._counter("num_steps", "Engine steps.", stats.num_steps)
         yield self._counter("num_preemptions", "Times a request gave its blocks back.", stats.num_preemptions)
+        yield self._counter("preempted_tokens", "Computed tokens that they gave up with them.", stats.num_tokens_lost)
+        yield self._counters(
+            "num_requests_refused",
+            "Requests that were turned away for now, by error code.",
+            "reason",
+            stats.num_refused,
+        )
         yield self._counter("prompt_tokens", "Prompt tokens of admitted requests.", stats.num_prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Of these, found in the prefix cache.", stats.num_cached_tokens)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.num_prompt_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.num_cached_tokens)
         yield self._counter("generation_tokens", "Generated tokens.", stats.num_generation_tokens)
         yield self._counter("computed_tokens", "Tokens run, recomputation included.", stats.num_computed_tokens)
-        yield self._finished()
+        yield self._counters("request_success", "Ended requests by reason.", "finished_reason", stats.num_finished)
         for name, text, histogram in (
             ("iteration_tokens_total", "Tokens of one engine step.", stats.step_tokens),
             ("time_to_first_token_seconds", "From arrival to the first token.", stats.ttft_s),
@@ -60,12 +81,15 @@ class StatsCollector(Collector):
         family.add_metric(self._labels, value)
         return family
 
-    def _finished(self) -> Metric:
-        family = CounterMetricFamily(
-            PREFIX + "request_success", "Ended requests by reason.", labels=(*LABELS, "finished_reason")
-        )
-        for reason, count in self._stats.num_finished.items():
-            family.add_metric((*self._labels, reason), count)
+    def _gauges(self, name: str, text: str, label: str, values: Mapping[Any, int]) -> Metric:
+        return self._labelled(GaugeMetricFamily(PREFIX + name, text, labels=(*LABELS, label)), values)
+
+    def _counters(self, name: str, text: str, label: str, values: Mapping[Any, int]) -> Metric:
+        return self._labelled(CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, label)), values)
+
+    def _labelled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, int]) -> Metric:
+        for value, count in values.items():
+            family.add_metric((*self._labels, value), count)
         return family
 
     def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:

@@ -8,10 +8,13 @@ a token. Not here: HTTP, tokenising, and the wire between.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 
 from noria.core.events import FinishReason
+from noria.core.plan import Limit
 from noria.core.record import Ending, StepRecord
+from noria.kv.manager import KVUsage
 
 TTFT_BUCKETS_S = (
     .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
@@ -26,6 +29,7 @@ REQUEST_BUCKETS_S = (
 )  # fmt: skip
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 TOKEN_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
+REFUSAL_CODES = ("queue_full", "draining")
 PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
@@ -59,7 +63,11 @@ class EngineStats:
     num_blocks: int
     num_running: int = 0
     num_waiting: int = 0
-    num_free_blocks: int = 0
+    num_queued_tokens: int = 0
+    """Prompt tokens of waiting requests that have never run."""
+    waiting_by_reason: dict[Limit, int] = field(default_factory=lambda: dict.fromkeys(Limit, 0))
+    """Which limit those wait for that wait; they add up to `num_waiting`."""
+    kv: KVUsage = field(init=False)
     num_steps: int = 0
     num_arrived: int = 0
     num_prompt_tokens: int = 0
@@ -68,6 +76,10 @@ class EngineStats:
     num_computed_tokens: int = 0
     """All tokens run, recomputation after preemption included."""
     num_preemptions: int = 0
+    num_tokens_lost: int = 0
+    """Computed tokens whose KV preempted requests gave up."""
+    num_refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSAL_CODES, 0))
+    """Requests that were refused for now, by the error's code. They are not among those that arrived."""
     num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
     ttft_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
@@ -80,30 +92,35 @@ class EngineStats:
     _requests: dict[str, _Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.num_free_blocks = self.num_blocks
+        self.kv = KVUsage(num_held=0, num_cached_idle=0, num_blank=self.num_blocks)
 
     @property
     def kv_usage(self) -> float:
         """Share of the pool that running requests hold, 0 to 1; idle cached blocks count as free."""
-        return 1.0 - self.num_free_blocks / self.num_blocks
+        return self.kv.num_held / self.num_blocks
 
     def add(self, record: StepRecord) -> None:
         """Takes one record, in order and once."""
         for arrival in record.arrivals:
             self.num_arrived += 1
             self._requests[arrival.request_id] = _Request(arrival.arrival_s, arrival.num_prompt_tokens)
+        for code, count in record.refusals.items():
+            self.num_refused[code] = self.num_refused.get(code, 0) + count
         self._add_plan(record)
         for request_id, token_ids in record.result.token_ids.items():
             self._add_tokens(request_id, len(token_ids), record.updated_s)
         for ending in record.endings:
             self._add_ending(ending)
         self.num_running, self.num_waiting = record.num_running, record.num_waiting
-        self.num_free_blocks = record.num_free_blocks
+        self.num_queued_tokens = record.num_queued_tokens
+        self.waiting_by_reason = _count_waiting(record)
+        self.kv = record.kv
 
     def _add_plan(self, record: StepRecord) -> None:
         plan = record.plan
         self.num_steps += 1
-        self.num_preemptions += len(plan.preempted)
+        self.num_preemptions += len(plan.preemptions)
+        self.num_tokens_lost += sum(preemption.num_tokens_lost for preemption in plan.preemptions)
         if record.error is None and not plan.is_empty:
             self.num_computed_tokens += plan.num_tokens
             self.step_tokens.observe(plan.num_tokens)
@@ -135,3 +152,12 @@ class EngineStats:
         self.generation_tokens.observe(ending.num_output_tokens)
         if ending.num_preemptions:
             self.preemptions.observe(ending.num_preemptions)
+
+
+def _count_waiting(record: StepRecord) -> dict[Limit, int]:
+    """Requests that the step left waiting, by what they wait for."""
+    plan = record.plan
+    counts = Counter(held.limit for held in plan.held if held.request_id not in plan.num_scheduled_tokens)
+    if plan.admission_end is not None:
+        counts[plan.admission_end.limit] += plan.admission_end.num_behind
+    return dict.fromkeys(Limit, 0) | counts

@@ -43,6 +43,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: int | None = None
     # Accepted because clients send them; nothing here depends on them.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -106,7 +107,6 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "priority": (0,),
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "request_id": (),

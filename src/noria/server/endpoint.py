@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
+from noria.core.admission import check_priority
 from noria.errors import EngineError
 from noria.sampling import SamplingParams
 from noria.server.bodies import GenerationBody, decode_body
@@ -85,15 +86,19 @@ class GenerationEndpoint:
         body, ignored = decode_body(raw, self._body_type)
         model = self._state.check_model(body.model)
         assert self._state.tokenizer is not None
+        assert self._state.config is not None
+        check_priority(body.priority or 0, self._state.config)
         return body, self._make_api(body, self._state.tokenizer, model), ignored
 
-    def generation(self, prompts: list[list[int]], sampling: SamplingParams, **limits: Any) -> Generation:
+    def generation(
+        self, prompts: list[list[int]], sampling: SamplingParams, *, priority: int, **limits: Any
+    ) -> Generation:
         state = self._state
         state.check_ready()
-        state.check_queue(len(prompts) * sampling.n)
         assert state.engine is not None
         assert state.tokenizer is not None
-        return Generation(state.engine, state.tokenizer, state.eos_token_ids, prompts, sampling, **limits)
+        eos_token_ids = state.eos_token_ids
+        return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, priority=priority, **limits)
 
     @property
     def max_pending(self) -> int:
@@ -126,7 +131,7 @@ class _Answer:
             if body.stream:
                 await self._stream(body, api, prompts, sampling)
             else:
-                with self._endpoint.generation(prompts, sampling) as generation:
+                with self._endpoint.generation(prompts, sampling, priority=body.priority or 0) as generation:
                     await generation.wait()
                     await _send_json(self._send, 200, api.answer(generation), self._headers)
         except Exception as error:
@@ -143,7 +148,8 @@ class _Answer:
                 _cut(self._transport)
 
         limits = {"max_pending": self._endpoint.max_pending, "on_overflow": give_up}
-        with self._endpoint.generation(prompts, sampling, **limits) as generation:
+        with self._endpoint.generation(prompts, sampling, priority=body.priority or 0, **limits) as generation:
+            await generation.accepted()  # a refusal must have its own status, so nothing is sent before
             await self._start_stream()
             await self._send_events(api.opening(len(generation.outputs)))
             async for bunch in generation.news():

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from noria.errors import EngineError, NoriaError, RequestError
+from noria.errors import EngineError, NoriaError, RequestError, UnavailableError
 
 
 class ApiError(Exception):
@@ -34,7 +34,7 @@ class ApiError(Exception):
 
 
 def unavailable(message: str, code: str, *, retry_after_s: int = 1) -> ApiError:
-    """503 for what will pass: loading, draining."""
+    """503 for what will pass: loading, draining, a full queue, a deadline."""
     return ApiError(
         503, message, kind="service_unavailable_error", code=code, headers={"Retry-After": str(retry_after_s)}
     )
@@ -47,6 +47,8 @@ def as_api_error(error: Exception, renamed: Mapping[str, str] | None = None) -> 
     if isinstance(error, RequestError):
         param = (renamed or {}).get(error.param or "", error.param)
         return ApiError(400, str(error), param=param, code=error.code)
+    if isinstance(error, UnavailableError):
+        return unavailable(str(error), error.code)
     if isinstance(error, RecursionError):  # only what a client nested is ever walked that deep
         return ApiError(400, "the body is nested too deeply", code="invalid_value")
     if isinstance(error, EngineError):

@@ -18,7 +18,7 @@ from noria.core.events import FinishReason, RequestEvent
 from noria.core.plan import TokenLogprobs
 from noria.engine.messages import EngineRequest
 from noria.engine.streams import AsyncEngine
-from noria.errors import EngineError, RequestError
+from noria.errors import RequestError
 from noria.outputs import CompletionOutput, RequestOutput, SequenceCollector
 from noria.sampling import SamplingParams
 from noria.text.tokenizer import Tokenizer
@@ -66,6 +66,7 @@ class Generation:
         prompts: Sequence[list[int]],
         sampling: SamplingParams,
         *,
+        priority: int = 0,
         max_pending: int | None = None,
         on_overflow: Callable[[], None] | None = None,
     ) -> None:
@@ -93,6 +94,7 @@ class Generation:
                     prompt_token_ids=prompt_token_ids,
                     sampling=sampling,
                     index=index,
+                    priority=priority,
                 )
                 collector = SequenceCollector(tokenizer, eos_token_ids, sampling, result, index)
                 self._choices[request.request_id] = choice, collector
@@ -119,8 +121,15 @@ class Generation:
         num_cached = sum(result.num_cached_tokens for result in self.results)
         return Usage(num_prompt, num_completion, num_prompt + num_completion, PromptTokensDetails(num_cached))
 
+    async def accepted(self) -> None:
+        """Returns once the engine has taken all sequences. Raises `UnavailableError` if it has no place for them."""
+        await self._stream.accepted()
+
     async def news(self) -> AsyncIterator[list[News]]:
-        """Everything that is new, bunch by bunch, until all sequences have ended. Raises `EngineError`."""
+        """Everything that is new, bunch by bunch, until all sequences have ended.
+
+        Raises `EngineError`, or `UnavailableError` if there was no place for a sequence or its time was over.
+        """
         async for events in self._stream:
             yield [self._take(event) for event in events if not self._is_over(event)]
 
@@ -136,8 +145,8 @@ class Generation:
     def _take(self, event: RequestEvent) -> News:
         choice, collector = self._choices[event.request_id]
         delta = collector.add(event)
-        if event.finish_reason is FinishReason.ERROR:
-            raise EngineError(event.error or "the engine failed")
+        if error := event.as_exception():
+            raise error
         if collector.is_finished and event.finish_reason is None:  # a stop string: the engine does not know yet
             self._engine.finish(self._stream, event.request_id, FinishReason.STOP)
         return News(

@@ -244,6 +244,8 @@ class _Server:
         engine = self._state.engine
         assert engine is not None
         self._state.phase = Phase.DRAINING
+        assert self._client is not None
+        self._client.drain()
         logger.info("draining: %d sequences under way, at most %.0f s", engine.num_unfinished, self._options.drain_s)
         try:
             await asyncio.wait_for(engine.wait_idle(), self._options.drain_s)

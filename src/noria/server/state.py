@@ -61,18 +61,6 @@ class ServerState:
             case Phase.READY:
                 return
 
-    def check_queue(self, num_sequences: int) -> None:
-        """Raises `ApiError` 503 with Retry-After if so many more sequences would make the queue longer than allowed."""
-        assert self.engine is not None
-        assert self.config is not None
-        limit = self.config.num_slots + self.config.max_num_queued_reqs
-        if self.engine.num_unfinished + num_sequences > limit:
-            raise unavailable(
-                f"the queue is full: {self.engine.num_unfinished} sequences are under way or waiting, at most "
-                f"{limit} may be, and this call has {num_sequences}",
-                "queue_full",
-            )
-
     def check_model(self, name: str | None) -> str:
         """The name to answer under. Raises `ApiError` 404 for a model that is not served."""
         if name is None or name == "":

@@ -1,6 +1,6 @@
 """Scheduling policies: who is served next, and who gives way. One small class each.
 
-`load_policy` finds one by its short name or by import path (`package.module:Class`), so that a policy of one's own
+`find_policy` finds one by its short name or by import path (`package.module:Class`), so that a policy of one's own
 needs no change here: derive from `noria.core.policies.base.Policy`.
 """
 
@@ -22,9 +22,8 @@ POLICIES = {
 _CHOICES = f"use one of {', '.join(POLICIES)}, or package.module:Class"
 
 
-def load_policy(config: SchedulerConfig, count_cached: CountCached) -> Policy:
-    """The policy that `config.scheduling_policy` names. Raises `OptionError` if there is none."""
-    name = config.scheduling_policy
+def find_policy(name: str) -> type[Policy]:
+    """The class that an option names; whoever would load a model first asks before. Raises `OptionError`."""
     path = POLICIES.get(name, name)
     module_name, _, class_name = path.partition(":")
     try:
@@ -37,9 +36,12 @@ def load_policy(config: SchedulerConfig, count_cached: CountCached) -> Policy:
         raise OptionError(
             f"scheduling policy {name!r} is not a subclass of noria.core.policies.base.Policy; {_CHOICES}"
         )
-    policy = policy_class(config, count_cached)
-    assert isinstance(policy, Policy)
-    return policy
+    return policy_class
 
 
-__all__ = ["POLICIES", "Policy", "load_policy"]
+def load_policy(config: SchedulerConfig, count_cached: CountCached) -> Policy:
+    """The policy that `config.scheduling_policy` names. Raises `OptionError` if there is none."""
+    return find_policy(config.scheduling_policy)(config, count_cached)
+
+
+__all__ = ["POLICIES", "Policy", "find_policy", "load_policy"]
