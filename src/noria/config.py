@@ -197,6 +197,8 @@ class SchedulerConfig(SchedulingOptions):
     """How many different adapters one step may have; None for any number."""
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
+    max_num_looks: int = 256
+    """How many waiting requests one step may look at and hold: a bound on its work."""
     num_records_kept: int = 1024
 
     def __post_init__(self) -> None:

@@ -14,13 +14,24 @@ from noria.sampling import SamplingParams
 # --- caps ---
 
 
-def test_a_chunk_ends_at_the_threshold_unless_nobody_else_may_use_the_rest():
+def test_a_chunk_ends_at_the_threshold_even_if_nobody_else_can_use_the_rest():
+    """It is there for the token gaps of others: a long step is what it prevents."""
     world = World(max_num_batched_tokens=32, long_prefill_token_threshold=5, max_prefill_share=1.0)
     for request_id in "abc":
         world.add(request_id, 40, max_tokens=1)
     plan = world.schedule()
-    assert plan.num_scheduled_tokens == {"a": 22, "b": 5, "c": 5}, "17 that nobody else may use go to the first"
+    assert plan.num_scheduled_tokens == {"a": 5, "b": 5, "c": 5}
+    assert {held.limit for held in plan.held} == {Limit.LONG_PREFILL}
     world.update(plan)
+
+
+def test_what_the_share_leaves_is_topped_up_to_the_threshold_and_no_further():
+    world = World(max_num_batched_tokens=32, long_prefill_token_threshold=12, max_prefill_share=0.25)
+    world.add("a", 40, max_tokens=1)
+    world.add("b", 3, max_tokens=1)
+    plan = world.step()
+    assert plan.num_scheduled_tokens == {"a": 12, "b": 3}
+    assert [(held.request_id, held.limit) for held in plan.held] == [("a", Limit.LONG_PREFILL)]
 
 
 def test_the_threshold_names_itself_as_the_limit():
@@ -62,7 +73,7 @@ def test_what_nobody_else_can_use_goes_to_those_that_were_cut():
 
 
 def test_decodes_are_never_cut():
-    world = World(max_num_batched_tokens=8, long_prefill_token_threshold=1, max_prefill_share=0.01)
+    world = World(max_num_batched_tokens=8, max_prefill_share=0.01)
     for number in range(6):
         world.add(f"r{number}", 1, max_tokens=20)
     world.step()
@@ -70,7 +81,7 @@ def test_decodes_are_never_cut():
     for _ in range(5):
         plan = world.step()
         assert all(plan.num_scheduled_tokens[f"r{number}"] == 1 for number in range(6))
-        assert plan.num_scheduled_tokens["prompt"] == 2
+        assert plan.num_scheduled_tokens["prompt"] == 2, "all that the decodes leave"
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "lpm", "fair"])

@@ -92,7 +92,7 @@ def paused() -> World:
 
 
 def admission_scan() -> World:
-    world = World(max_num_seqs=2)
+    world = World(max_num_looks=2)
     for number in range(2):
         world.add(f"other{number}", 3, grammar=Grammar())
     world.add("it", 3)

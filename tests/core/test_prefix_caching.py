@@ -72,7 +72,7 @@ def test_the_wait_for_a_prefix_names_who_computes_it_and_others_go_by():
 
 
 def test_those_who_wait_keep_their_order_and_who_was_not_looked_at_is_told_so():
-    world = World(num_blocks=64, block_size=4, max_num_seqs=3, max_num_batched_tokens=64)
+    world = World(num_blocks=64, block_size=4, max_num_looks=3, max_num_batched_tokens=64)
     prompt = list(range(100, 112))
     for i in range(4):
         world.add(f"same{i}", [*prompt, i])

@@ -77,7 +77,7 @@ def check_queue(
             code="queue_full",
         )
     most = config.max_num_queued_tokens
-    if most is not None and num_queued_tokens and num_queued_tokens + num_prompt > most:
+    if most is not None and num_queued_tokens and num_prompt and num_queued_tokens + num_prompt > most:
         raise UnavailableError(
             f"the queue is full: prompts of {num_queued_tokens} tokens together are waiting, this one has "
             f"{num_prompt}, and at most {most} may wait",

@@ -76,7 +76,7 @@ class Admitting:
                 return Limit.TOKEN_BUDGET
             if len(self._scheduler.running) >= self._config.num_slots:
                 return Limit.MAX_NUM_SEQS
-        if len(self._held) >= self._config.max_num_seqs:  # bounds the work of one step
+        if len(self._held) >= self._config.max_num_looks:  # bounds the work of one step
             return Limit.ADMISSION_SCAN
         return None
 

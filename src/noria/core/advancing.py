@@ -94,12 +94,13 @@ class Advancing:
         self._draft.hold(request, Limit.KV_BLOCKS, "no block could be taken although nobody else runs")
 
     def top_up(self) -> None:
-        """What nobody else could use goes to prompts that a cap had cut."""
+        """What nobody else could use goes to prompts that had to leave it to others."""
         for chunk in list(self._draft.chunks.values()):
-            request, num_tokens = chunk.request, min(self._draft.num_tokens_left, chunk.num_left_out)
-            if num_tokens > 0:
-                start = request.num_computed + chunk.num_tokens
-                block_ids = self._kv.extend(request.request_id, start + num_tokens)
-                if block_ids is not None:
-                    self._draft.advance(request, num_tokens, Limit.TOKEN_BUDGET, block_ids)
-                    self._policy.charge_prompt(request, start, start + num_tokens)
+            num_tokens, limit = self._rule.more(chunk, self._draft.num_tokens_left)
+            if num_tokens == 0:
+                continue
+            start = chunk.request.num_computed + chunk.num_tokens
+            block_ids = self._kv.extend(chunk.request.request_id, start + num_tokens)
+            if block_ids is not None:
+                self._draft.advance(chunk.request, num_tokens, limit, block_ids)
+                self._policy.charge_prompt(chunk.request, start, start + num_tokens)

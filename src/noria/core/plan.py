@@ -41,7 +41,7 @@ class Limit(StrEnum):
     GRAMMAR = "grammar"  # its grammar is being compiled
     ADAPTERS = "adapters"  # as many different adapters as one step may have are running
     PAUSED = "paused"  # the engine admits nobody, or stands still, until it is resumed
-    ADMISSION_SCAN = "admission_scan"  # max_num_seqs others were looked at and held in this step; nobody else was
+    ADMISSION_SCAN = "admission_scan"  # as many as one step may look at were held in this one; the next looks again
     PREEMPTING_STEP = "preempting_step"  # somebody was preempted in this step, so nobody is admitted
 
 

@@ -133,6 +133,11 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_queued_tokens(self) -> int:
+        """What it adds to the queue's prompt tokens: nothing once it has run, nor if it shares another's prompt."""
+        return self.num_prompt_tokens if self.num_preemptions == 0 and self.index == 0 else 0
+
+    @property
     def is_caught_up(self) -> bool:
         """Whether only its newest token is left to compute (and drafts, if it has any)."""
         return len(self.token_ids) - self.num_computed == 1

@@ -143,7 +143,7 @@ class Scheduler:
                 "the engine is draining: it finishes what it has and takes nothing new", code="draining"
             )
         num_queued_tokens = self.waiting.num_queued_tokens
-        check_queue(len(self.running), len(self.waiting), num_queued_tokens, request.num_prompt_tokens, self.config)
+        check_queue(len(self.running), len(self.waiting), num_queued_tokens, request.num_queued_tokens, self.config)
 
     # --- planning -------------------------------------------------------------------------------------------------
 

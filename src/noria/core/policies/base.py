@@ -36,7 +36,7 @@ class Policy(ABC):
         self._count_cached = count_cached
         self._waiting: dict[str, Request] = {}
         self.num_queued_tokens = 0
-        """Prompt tokens of the waiting requests that have never run."""
+        """Prompt tokens of the waiting requests that have never run; a prompt of several sequences counts once."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -65,8 +65,7 @@ class Policy(ABC):
 
     def _note_waiting(self, request: Request) -> None:
         self._waiting[request.request_id] = request
-        if request.num_preemptions == 0:
-            self.num_queued_tokens += request.num_prompt_tokens
+        self.num_queued_tokens += request.num_queued_tokens
 
     def pop(self) -> Request:
         """Takes out the request whose turn it is."""
@@ -84,8 +83,7 @@ class Policy(ABC):
 
     def _taken(self, request: Request) -> Request:
         del self._waiting[request.request_id]
-        if request.num_preemptions == 0:
-            self.num_queued_tokens -= request.num_prompt_tokens
+        self.num_queued_tokens -= request.num_queued_tokens
         return request
 
     @abstractmethod
@@ -153,8 +151,7 @@ class Policy(ABC):
 
     def check(self) -> None:
         """Asserts the invariants; for tests."""
-        never_ran = [r for r in self._waiting.values() if r.num_preemptions == 0]
-        assert self.num_queued_tokens == sum(r.num_prompt_tokens for r in never_ran)
+        assert self.num_queued_tokens == sum(r.num_queued_tokens for r in self._waiting.values())
 
 
 def arrival_order(request: Request) -> tuple[bool, int]:
