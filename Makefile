@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-full test-core check format clean
+.PHONY: help install serve test test-full test-core golden mutations check format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -33,6 +33,12 @@ test-full: $(STAMP)  ## everything, with the larger models and the long runs
 
 test-core: $(STAMP)  ## the torch-free layers, with torch and transformers made unimportable
 	$(BIN)/python -m pytest --no-torch -m 'not full' tests/core tests/kv tests/text tests/files
+
+golden: $(STAMP)  ## rewrite the plans that are kept on file, and say what changed
+	$(BIN)/python tests/core/golden_plans.py
+
+mutations: $(STAMP)  ## plant faults in the scheduler and KV memory, one at a time: each must make a test fail
+	$(BIN)/python scripts/mutations.py
 
 check: $(STAMP)  ## formatting, lint, types, layers
 	$(BIN)/ruff format --check
