@@ -13,7 +13,11 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("no-shrinking", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
+"""For `scripts/mutations.py`, which only wants to know whether a test fails."""
 
 BLOCKED = ("torch", "transformers")
 

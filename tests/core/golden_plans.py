@@ -163,7 +163,8 @@ def difference(name: str, expected: list[str], got: list[str], num_around: int =
     num_different = sum(old != new for old, new in zip(expected, got, strict=False)) + abs(len(expected) - len(got))
     return "\n".join(
         [
-            f"{name}: {num_different} of {len(expected)} steps differ ({len(got)} now), the first on line {first + 1}:",
+            f"{name}: {num_different} steps differ ({len(expected)} on file, {len(got)} now), "
+            f"the first on line {first + 1}:",
             *lines,
             "If this is what the change is meant to do: `make golden` rewrites the files; commit them with it.",
         ]

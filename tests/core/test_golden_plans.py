@@ -55,7 +55,7 @@ def test_a_difference_shows_the_steps_around_the_first_one_and_how_to_accept_it(
     expected = [f"step {i}: a+1" for i in range(1, 31)]
     got = [*expected[:19], "step 20: a+2", *expected[20:28]]
     text = difference("w", expected, got)
-    assert "w: 3 of 30 steps differ (28 now), the first on line 20:" in text
+    assert "w: 3 steps differ (30 on file, 28 now), the first on line 20:" in text
     assert "-step 20: a+1\n+step 20: a+2" in text
     assert " step 16: a+1" in text
     assert "step 15:" not in text

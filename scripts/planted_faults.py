@@ -1,0 +1,381 @@
+"""The faults that `mutations.py` plants: one small replacement each, and what would go wrong with it.
+
+Every text stands exactly once in its file (a test sees to that, so that the list does not rot). A fault belongs here
+when it could be written by accident and some promise of the scheduler or of KV memory would be broken by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old` becomes `new` in `file` (below src/noria)."""
+
+    name: str
+    story: str
+    file: str
+    old: str
+    new: str
+
+
+FAULTS = [
+    # --- preemption ---
+    Fault(
+        "wrong-victim",
+        "the oldest request gives way instead of the latest, so nobody is sure to finish",
+        "core/policies/base.py",
+        "return max(running, key=self.victim_order)",
+        "return min(running, key=self.victim_order)",
+    ),
+    Fault(
+        "cursor-kept",
+        "a preempted request keeps its cursor: it would resume in the middle of KV that is gone",
+        "core/scheduler.py",
+        "        victim.num_computed = 0\n",
+        "",
+    ),
+    Fault(
+        "budget-not-given-back",
+        "the tokens planned for a victim of this step are lost to the others",
+        "core/draft.py",
+        "self.num_tokens_left += self._num_scheduled.pop(request_id, 0)",
+        "self._num_scheduled.pop(request_id, 0)",
+    ),
+    Fault(
+        "chunk-not-taken-back",
+        "what was planned for a victim of this step is believed to have been executed",
+        "core/draft.py",
+        "        self.chunks.pop(request_id, None)\n",
+        "",
+    ),
+    Fault(
+        "blocks-not-taken-back",
+        "the worker is told of new blocks for a request that it was told to forget",
+        "core/draft.py",
+        "        self._new_block_ids.pop(request_id, None)\n",
+        "",
+    ),
+    Fault(
+        "steady-not-unsettled",
+        "a preempted decode stays among those that advance by themselves",
+        "core/running.py",
+        "        self._leave_steady(request)\n        del self.by_id[request.request_id]\n",
+        "        del self.by_id[request.request_id]\n",
+    ),
+    Fault(
+        "preempted-behind-newcomers",
+        "work that was begun waits behind what never started",
+        "core/policies/base.py",
+        "return request.num_preemptions == 0, request.arrival_number",
+        "return request.num_preemptions > 0, request.arrival_number",
+    ),
+    Fault(
+        "max-preemptions-ignored",
+        "the same request is chosen again and again",
+        "core/policies/base.py",
+        "return request.num_preemptions < self.config.max_preemptions, request.arrival_number",
+        "return True, request.arrival_number",
+    ),
+    Fault(
+        "admission-while-preempting",
+        "the blocks that a victim gave back go to a newcomer in the same step",
+        "core/admitting.py",
+        "        if self._draft.preemptions:\n            return Limit.PREEMPTING_STEP\n",
+        "",
+    ),
+    Fault(
+        "preemption-told-once",
+        "a step that preempts fails before the worker saw it: the victim's row stays there",
+        "core/scheduler.py",
+        "self._finished_ids[:0] = plan.finished + plan.preempted",
+        "self._finished_ids[:0] = plan.finished",
+    ),
+    # --- KV memory ---
+    Fault(
+        "reference-leak",
+        "a released request keeps a reference to its first block",
+        "kv/manager.py",
+        "self.pool.release(reversed(holding.block_ids))",
+        "self.pool.release(reversed(holding.block_ids[1:]))",
+    ),
+    Fault(
+        "beginning-reused-first",
+        "a released sequence loses its beginning, which others may want, before its end",
+        "kv/manager.py",
+        "self.pool.release(reversed(holding.block_ids))",
+        "self.pool.release(holding.block_ids)",
+    ),
+    Fault(
+        "hash-registered-early",
+        "a block can be found when its KV is planned, not when it has been executed",
+        "core/advancing.py",
+        "        self._draft.advance(request, num_tokens, limit, block_ids)\n",
+        "        self._draft.advance(request, num_tokens, limit, block_ids)\n"
+        "        self._kv.register_computed(request.request_id, end, request.token_ids)\n",
+    ),
+    Fault(
+        "off-by-one-on-a-full-hit",
+        "a prompt that is all in the cache has no token left to compute logits from",
+        "kv/manager.py",
+        "return (num_tokens - 1) // self.block_size",
+        "return num_tokens // self.block_size",
+    ),
+    Fault(
+        "owed-blocks-not-counted",
+        "newcomers take what the rest of an admitted prompt needs",
+        "kv/manager.py",
+        "return self.pool.num_free_blocks + num_given_back - num_owed - num_needed",
+        "return self.pool.num_free_blocks + num_given_back - num_needed",
+    ),
+    Fault(
+        "owed-blocks-never-paid",
+        "blocks that a prompt has taken stay reserved for it",
+        "kv/manager.py",
+        "        self.num_owed_blocks -= num_paid\n",
+        "",
+    ),
+    Fault(
+        "idle-hits-count-as-free",
+        "cached blocks that a newcomer takes over are believed to be free still",
+        "kv/manager.py",
+        "self.num_blocks_for(num_tokens) - len(match.block_ids) + num_idle",
+        "self.num_blocks_for(num_tokens) - len(match.block_ids)",
+    ),
+    Fault(
+        "match-evicted-by-its-own-admission",
+        "new blocks are taken before the found ones are held",
+        "kv/manager.py",
+        "        self.pool.share(match.block_ids)  # before anything is taken, so that no match is evicted\n"
+        "        block_ids = match.block_ids + self.pool.take(num_new)\n",
+        "        block_ids = match.block_ids + self.pool.take(num_new)\n        self.pool.share(match.block_ids)\n",
+    ),
+    Fault(
+        "claims-not-ended-on-release",
+        "others wait for a prefix that nobody computes any more",
+        "kv/manager.py",
+        "for block_hash in holding.hashes[holding.num_registered : holding.num_claimed]:",
+        "for block_hash in holding.hashes[holding.num_claimed : holding.num_claimed]:",
+    ),
+    Fault(
+        "reset-keeps-the-epoch",
+        "what was begun before a reset of the cache becomes findable after it",
+        "kv/manager.py",
+        "        self.epoch += 1\n",
+        "",
+    ),
+    Fault(
+        "reset-keeps-idle-content",
+        "a reset forgets the hashes, but its idle blocks are not blank",
+        "kv/block_pool.py",
+        "        self._blank[:0] = reversed(self._idle)  # the order of reuse stays what it was\n",
+        "",
+    ),
+    Fault(
+        "no-event-on-eviction",
+        "a router goes on believing in content that was reused",
+        "kv/block_pool.py",
+        "        if self.on_forget is not None:\n",
+        "        if self.on_forget is None:\n",
+    ),
+    Fault(
+        "duplicate-replaces-the-first",
+        "a block computed twice points the index to the second, and the first keeps its hash",
+        "kv/block_pool.py",
+        "        if block_hash in self._block_of:\n            return False\n",
+        "",
+    ),
+    Fault(
+        "key-ignored",
+        "requests of different tenants, adapters or salts share blocks",
+        "core/request.py",
+        "self.prefix_root = prefix_key.root()",
+        "self.prefix_root = PrefixKey().root()",
+    ),
+    # --- budgets and admission ---
+    Fault(
+        "steady-decodes-cost-nothing",
+        "the budget is not reduced by those that advance by themselves",
+        "core/draft.py",
+        "        self.num_tokens_left -= len(steady)\n",
+        "",
+    ),
+    Fault(
+        "no-floor",
+        "the first unfinished prompt takes everything, others stand still",
+        "core/chunks.py",
+        "floors = [1 if request.is_caught_up else min(floor, request.num_remaining) for request in catching_up]",
+        "floors = [0 for _ in catching_up]",
+    ),
+    Fault(
+        "floor-of-one-token",
+        "an unfinished prompt behind another one advances by single tokens",
+        "core/chunks.py",
+        "floor = min(self._cap, max(1, (num_left - len(catching_up) + num_prompts) // (2 * num_prompts)))",
+        "floor = 1",
+    ),
+    Fault(
+        "no-cap-on-one-prompt",
+        "a giant prompt takes the whole step while others wait",
+        "core/chunks.py",
+        "        if share < self._cap:\n",
+        "        if share < 0:\n",
+    ),
+    Fault(
+        "margin-kept-for-nobody",
+        "the watermark keeps a request out of an empty pool, for ever",
+        "core/admitting.py",
+        "num_kept = scheduler.margin.num_blocks if num_running else 0",
+        "num_kept = scheduler.margin.num_blocks",
+    ),
+    Fault(
+        "look-ahead-without-age-limit",
+        "small requests overtake a large one for as long as they come",
+        "core/admitting.py",
+        "return self._now_s - since_s < self._config.lookahead_age_limit_s",
+        "return True",
+    ),
+    Fault(
+        "look-ahead-without-end",
+        "any number of requests is looked at past one that waits for memory",
+        "core/admitting.py",
+        "            self._num_looks_left -= 1\n",
+        "",
+    ),
+    Fault(
+        "queue-cap-off-by-one",
+        "one more request waits than may",
+        "core/admission.py",
+        "if num_running + num_waiting >= num_places:",
+        "if num_running + num_waiting > num_places:",
+    ),
+    Fault(
+        "queued-tokens-never-leave",
+        "the cap on queued prompt tokens closes the door for good",
+        "core/policies/base.py",
+        "            self.num_queued_tokens -= request.num_prompt_tokens\n",
+        "            pass\n",
+    ),
+    Fault(
+        "adapter-limit-off-by-one",
+        "one adapter more than a step may have",
+        "core/gates.py",
+        "return Limit.ADAPTERS if len(others) >= self._max_adapters else None",
+        "return Limit.ADAPTERS if len(others) > self._max_adapters else None",
+    ),
+    # --- policies ---
+    Fault(
+        "equal-class-displaced",
+        "urgent work takes the place of work that is just as urgent",
+        "core/policies/priority.py",
+        "r.priority > urgent.priority and",
+        "r.priority >= urgent.priority and",
+    ),
+    Fault(
+        "aged-request-displaced",
+        "waiting does not protect a low class: it is displaced by later, more urgent requests for ever",
+        "core/policies/priority.py",
+        " and self.due_s(r) > self.due_s(urgent)",
+        "",
+    ),
+    Fault(
+        "newcomer-displaced",
+        "a request admitted in this step is taken out of the plan again",
+        "core/admitting.py",
+        "if victim.request_id in self._newcomer_ids:",
+        "if victim.request_id in ():",
+    ),
+    Fault(
+        "recomputation-charged",
+        "a tenant pays again for what a preemption threw away",
+        "core/policies/fair.py",
+        "start, end = max(start, request.num_charged), min(end, request.num_prompt_tokens)",
+        "start, end = start, min(end, request.num_prompt_tokens)",
+    ),
+    Fault(
+        "no-lift-on-return",
+        "a tenant that was away uses up what it saved, and the others wait for it",
+        "core/policies/fair.py",
+        "tenant.counter = max(tenant.counter, self._least_counter())",
+        "pass",
+    ),
+    Fault(
+        "outputs-free-of-charge",
+        "long answers cost a tenant nothing",
+        "core/policies/fair.py",
+        "self._tenants[request.tenant].counter += num_tokens * self.config.fair_output_weight",
+        "pass",
+    ),
+    Fault(
+        "overtaking-not-counted",
+        "a request without cached tokens is overtaken for ever",
+        "core/policies/lpm.py",
+        "self._num_overtakes[other.request_id] += 1",
+        "pass",
+    ),
+    # --- learning from results, ending, standing still ---
+    Fault(
+        "rejected-drafts-kept",
+        "the cursor is not stepped back over drafts that the worker rejected",
+        "core/scheduler.py",
+        "min(request.num_computed + chunk.num_tokens - num_rejected, request.num_tokens)",
+        "min(request.num_computed + chunk.num_tokens, request.num_tokens)",
+    ),
+    Fault(
+        "tokens-of-the-dead",
+        "a request that was aborted while its step ran gets that step's token",
+        "core/scheduler.py",
+        "if chunk.request.state is RequestState.RUNNING:  # it may have ended from outside while the step ran",
+        "if True:",
+    ),
+    Fault(
+        "one-token-too-many",
+        "steady requests do not notice that they have reached their length",
+        "core/scheduler.py",
+        "len(tokens) >= request.max_num_tokens",
+        "len(tokens) > request.max_num_tokens",
+    ),
+    Fault(
+        "steady-blocks-not-registered",
+        "what a decode fills is never found by a later turn of the conversation",
+        "core/scheduler.py",
+        "                self._register(request, request.num_computed + 1)\n",
+        "                pass\n",
+    ),
+    Fault(
+        "turn-missed",
+        "decodes take their next block a step too late",
+        "core/running.py",
+        "return list(self._turns[self._tick % self._block_size].values())",
+        "return list(self._turns[(self._tick - 1) % self._block_size].values())",
+    ),
+    Fault(
+        "deadline-never-comes",
+        "requests that are out of time go on",
+        "core/deadlines.py",
+        "while self._heap and self._heap[0][0] <= now_s:",
+        "while self._heap and self._heap[0][0] <= -1:",
+    ),
+    Fault(
+        "deadlines-pile-up",
+        "deadlines of requests that ended long ago are kept until they pass",
+        "core/deadlines.py",
+        "if len(self._heap) > 64 + 4 * num_unfinished:",
+        "if len(self._heap) < 0:",
+    ),
+    Fault(
+        "pause-lets-newcomers-in",
+        "a paused engine goes on admitting",
+        "core/admitting.py",
+        "return self._waiting.pop_resumed()",
+        "return self._waiting.pop() if len(self._waiting) else None",
+    ),
+    Fault(
+        "ending-leaves-the-queue",
+        "an aborted request stays in the queue",
+        "core/scheduler.py",
+        "            self.waiting.remove(request_id)\n",
+        "            pass\n",
+    ),
+]
