@@ -134,3 +134,26 @@ def test_deadlines_that_were_met_do_not_pile_up():
         world.add(f"r{i}", 4, max_tokens=1)
         world.step()
     assert len(world.scheduler._deadlines._heap) <= 64 + 4
+
+
+# --- drafts ---
+
+
+def test_nobody_is_preempted_for_a_guess():
+    """Each guess would need three more blocks, and the pool has just what the requests themselves come to need."""
+    world = World(num_blocks=6, block_size=2, max_num_batched_tokens=20, drafter=lambda request: (1, 1, 1, 1, 1, 1))
+    world.add("a", 3, max_tokens=9)
+    world.add("b", 3, max_tokens=4)
+    plans = world.run()
+    assert any(plan.drafts for plan in plans)
+    assert not any(plan.preempted for plan in plans)
+
+
+def test_a_guess_takes_no_block_that_an_admitted_prompt_still_needs():
+    world = World(num_blocks=11, block_size=2, max_num_batched_tokens=8, drafter=lambda request: (1, 1, 1, 1))
+    world.add("a", 1, max_tokens=20)
+    world.step()
+    world.add("prompt", 15, max_tokens=1)
+    plans = world.run()
+    assert any(plan.drafts for plan in plans)
+    assert not any(plan.preempted for plan in plans)

@@ -64,13 +64,18 @@ class Advancing:
 
     def _run_chunk(self, request: Request) -> None:
         num_tokens, limit = self._rule.next_chunk(request, self._draft.num_tokens_left)
-        end = request.num_computed + num_tokens
-        block_ids = self._take_blocks(request, end)
-        if block_ids is None:
-            return
         if request.draft_token_ids:
-            request.draft_token_ids = request.draft_token_ids[: num_tokens - 1]
-        self._draft.advance(request, num_tokens, limit, block_ids)
+            num_tokens = self._cut_drafts(request, num_tokens)
+        block_ids = self._take_blocks(request, request.num_computed + num_tokens)
+        if block_ids is not None:
+            self._draft.advance(request, num_tokens, limit, block_ids)
+
+    def _cut_drafts(self, request: Request, num_tokens: int) -> int:
+        """Leaves only drafts that fit, and returns how many tokens that makes: nobody is preempted for a guess."""
+        if not self._kv.has_spare_blocks_for(request.request_id, request.num_computed + num_tokens):
+            num_tokens = 1
+        request.draft_token_ids = request.draft_token_ids[: num_tokens - 1]
+        return num_tokens
 
     def _take_blocks(self, request: Request, num_planned: int) -> tuple[int, ...] | None:
         """Blocks for the request's first `num_planned` tokens, preempting until they are there; None if that took the

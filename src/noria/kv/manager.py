@@ -144,6 +144,11 @@ class KVManager:
             self._claims.setdefault(block_hash, request_id)
         return True
 
+    def has_spare_blocks_for(self, request_id: str, num_planned: int) -> bool:
+        """Whether `extend` would need no block that is owed to somebody."""
+        num_new = self.num_blocks_for(num_planned) - len(self._holdings[request_id].block_ids)
+        return num_new <= 0 or num_new <= self.pool.num_free_blocks - self.num_owed_blocks
+
     def extend(self, request_id: str, num_planned: int) -> tuple[int, ...] | None:
         """Takes what the request's first `num_planned` tokens lack: the new blocks, or None if too few are free."""
         holding = self._holdings[request_id]
