@@ -111,9 +111,10 @@ FAULTS = [
         "hash-registered-early",
         "a block can be found when its KV is planned, not when it has been executed",
         "core/advancing.py",
-        "        self._draft.advance(request, num_tokens, limit, block_ids)\n",
-        "        self._draft.advance(request, num_tokens, limit, block_ids)\n"
-        "        self._kv.register_computed(request.request_id, end, request.token_ids)\n",
+        "            self._draft.advance(request, num_tokens, limit, block_ids)\n",
+        "            self._draft.advance(request, num_tokens, limit, block_ids)\n"
+        "            end = request.num_computed + num_tokens\n"
+        "            self._kv.register_computed(request.request_id, end, request.token_ids)\n",
     ),
     Fault(
         "off-by-one-on-a-full-hit",
@@ -226,8 +227,8 @@ FAULTS = [
         "margin-kept-for-nobody",
         "the watermark keeps a request out of an empty pool, for ever",
         "core/admitting.py",
-        "num_kept = scheduler.margin.num_blocks if num_running else 0",
-        "num_kept = scheduler.margin.num_blocks",
+        "num_kept = self._margin(without) if num_running else 0",
+        "num_kept = self._margin(without)",
     ),
     Fault(
         "look-ahead-without-age-limit",
@@ -283,8 +284,15 @@ FAULTS = [
         "newcomer-displaced",
         "a request admitted in this step is taken out of the plan again",
         "core/admitting.py",
-        "if victim.request_id in self._newcomer_ids:",
-        "if victim.request_id in ():",
+        "[r for r in self._scheduler.running if not self._draft.is_newcomer(r.request_id)]",
+        "list(self._scheduler.running)",
+    ),
+    Fault(
+        "displaced-for-nothing",
+        "a request is displaced whose room was not needed after all",
+        "core/admitting.py",
+        "                victims = others\n",
+        "                pass\n",
     ),
     Fault(
         "recomputation-charged",
@@ -294,10 +302,18 @@ FAULTS = [
         "start, end = start, min(end, request.num_prompt_tokens)",
     ),
     Fault(
+        "charged-before-it-is-sure",
+        "a tenant pays for a chunk that is taken back in its own step",
+        "core/advancing.py",
+        "            self._draft.advance(request, num_tokens, limit, block_ids)\n",
+        "            self._draft.advance(request, num_tokens, limit, block_ids)\n"
+        "            self._policy.charge_prompt(request, request.num_computed, request.num_computed + num_tokens)\n",
+    ),
+    Fault(
         "no-lift-on-return",
         "a tenant that was away uses up what it saved, and the others wait for it",
         "core/policies/fair.py",
-        "tenant.counter = max(tenant.counter, self._least_counter())",
+        "tenant.counter = max(tenant.counter, self._level)",
         "pass",
     ),
     Fault(
@@ -321,6 +337,13 @@ FAULTS = [
         "core/scheduler.py",
         "min(request.num_computed + chunk.num_tokens - num_rejected, request.num_tokens)",
         "min(request.num_computed + chunk.num_tokens, request.num_tokens)",
+    ),
+    Fault(
+        "preempted-for-a-guess",
+        "drafts take blocks from those who need them",
+        "core/advancing.py",
+        "if not self._kv.has_spare_blocks_for(request.request_id, request.num_computed + num_tokens):",
+        "if num_tokens < 1:",
     ),
     Fault(
         "tokens-of-the-dead",
