@@ -24,8 +24,8 @@ from planted_faults import FAULTS, Fault
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = {"test_golden_plans.py", "test_planted_faults.py"}
 LAST = [
-    "test_allocation_failures.py", "test_manager_machine.py", "test_state_machine.py", "test_soak.py",
-    "test_exploration.py",
+    "test_allocation_failures.py", "test_manager_machine.py", "test_fairness.py", "test_state_machine.py",
+    "test_soak.py", "test_exploration.py",
 ]  # fmt: skip
 """Test files that take longer, in the order in which they are run after the others."""
 TIMEOUT_S = 600

@@ -5,6 +5,7 @@ from worlds import World
 
 from noria.core.events import FinishReason
 from noria.core.plan import Limit
+from noria.errors import UnavailableError
 
 # --- how unfinished prompts share a step ---
 
@@ -157,3 +158,25 @@ def test_a_guess_takes_no_block_that_an_admitted_prompt_still_needs():
     plans = world.run()
     assert any(plan.drafts for plan in plans)
     assert not any(plan.preempted for plan in plans)
+
+
+# --- the queue, and memory kept for those who run ---
+
+
+def test_the_queue_takes_so_many_beyond_those_that_may_run_and_refuses_with_the_numbers():
+    world = World(max_num_seqs=2, max_num_queued_reqs=3)
+    for i in range(5):
+        world.add(f"r{i}", 4)
+    with pytest.raises(UnavailableError, match="0 requests run and 5 wait, at most 2 may run and 3 more wait"):
+        world.add("one too many", 4)
+    world.finish("r4")
+    world.add("another", 4)
+
+
+def test_the_watermark_keeps_nobody_out_of_an_idle_engine():
+    world = World(num_blocks=8, watermark=1.0)
+    world.add("a", 20, max_tokens=4)
+    world.add("b", 4, max_tokens=4)
+    assert list(world.step().num_scheduled_tokens) == ["a"]
+    world.run()
+    assert (len(world.outputs["a"]), len(world.outputs["b"])) == (4, 4)
