@@ -98,3 +98,18 @@ def test_resuming_finds_what_is_left_in_the_cache_before_sizing_the_rest():
     assert len(resumed.token_ids) > 9, "its output came along"
     for request_id, last in [("a", 1), ("b", 2)]:
         assert world.outputs[request_id] == solo_output([*shared, last], max_tokens=15)
+
+
+def test_a_request_does_not_displace_a_later_one_of_its_own_class_that_went_past_it():
+    world = World(num_blocks=10, block_size=4, scheduling_policy="priority")
+    world.add("runs", 9, max_tokens=3, priority=0)
+    world.step()
+    world.add("large", 32, max_tokens=4, priority=1)
+    world.clock.advance(0.5)
+    world.add("later", 16, max_tokens=6, priority=1)
+    assert [admitted.request_id for admitted in world.step().admitted] == ["later"]
+    plans = world.run()
+    assert "runs" in plans[1].finished, "from now on large would fit without later"
+    assert not any(plan.preempted for plan in plans)
+    assert [h.limit for h in plans[1].held] == [Limit.KV_BLOCKS]
+    assert world.outputs["large"] == solo_output(world.requests["large"].token_ids[:32], max_tokens=4)
