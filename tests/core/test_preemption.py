@@ -1,6 +1,7 @@
 """Memory pressure: who gives way, and that nobody can tell from the output."""
 
 import pytest
+from histories import FakeGrammar
 from worlds import World, solo_output
 
 from noria.core.plan import Limit
@@ -113,3 +114,25 @@ def test_a_request_does_not_displace_a_later_one_of_its_own_class_that_went_past
     assert not any(plan.preempted for plan in plans)
     assert [h.limit for h in plans[1].held] == [Limit.KV_BLOCKS]
     assert world.outputs["large"] == solo_output(world.requests["large"].token_ids[:32], max_tokens=4)
+
+
+def test_a_chunk_that_a_later_one_in_the_same_step_takes_back_is_not_charged():
+    """b goes first in each step, since it was admitted first; but a arrived before it, so b gives way to a."""
+    world = World(num_blocks=8, block_size=4, max_num_batched_tokens=12, scheduling_policy="fair",
+                  reserve_full_sequence=False, enable_prefix_caching=False, fair_output_weight=0)  # fmt: skip
+    grammar = FakeGrammar()
+    world.add("a", 27, max_tokens=1, tenant="t", grammar=grammar)
+    world.add("b", 27, max_tokens=1, tenant="t")
+    computed = {"a": 0, "b": 0}
+    preemptions: list[tuple[str, str]] = []
+    world.step()
+    computed["b"] = 12
+    grammar.state = "ready"
+    while world.scheduler.has_unfinished:
+        plan = world.schedule()
+        preemptions += [(p.request_id, p.in_favour_of) for p in plan.preemptions]
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            computed[request_id] = max(computed[request_id], world.requests[request_id].num_computed + num_tokens)
+        assert world.scheduler.waiting.counter("t") == sum(computed.values())
+        world.update(plan)
+    assert ("b", "a") in preemptions
