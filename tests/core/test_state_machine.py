@@ -64,6 +64,7 @@ LIMITS = st.fixed_dictionaries(
         "first_token_deadline_s": st.integers(0, 60),
         "request_deadline_s": st.integers(0, 100),
         "max_adapters": st.integers(1, 2),
+        "max_num_looks": st.integers(1, 4),
     },
 )
 
@@ -156,7 +157,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if scheduler.paused is not None:
             assert all(self.world.requests[a.request_id].num_preemptions for a in plan.admitted)
         elif plan.is_empty:
-            assert len({h.request_id for h in plan.held}) == min(len(scheduler.waiting), config.max_num_seqs)
+            assert len({h.request_id for h in plan.held}) == min(len(scheduler.waiting), config.max_num_looks)
             assert all(h.limit is Limit.GRAMMAR for h in plan.held), f"there is work, but nothing moves: {plan}"
 
     @precondition(lambda self: self.plan is not None)
