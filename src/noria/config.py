@@ -7,6 +7,7 @@ what the core works with after `noria.assembly` has looked at the model and the 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -43,7 +44,7 @@ class SchedulingOptions:
         0, "Longest chunk of one prompt in a step while other requests are there; 0 for no such limit."
     )
     max_prefill_share: float = option(
-        0.5, "Share of a step's budget that one prompt may take while others could use it (0 to 1)."
+        0.5, "Share of a step that long prompts may take together while others could use the rest (0 to 1)."
     )
     scheduling_policy: str = option(
         "fcfs",
@@ -52,7 +53,9 @@ class SchedulingOptions:
         aliases=("--schedule-policy",),
     )
     priority_aging_s: float = option(
-        60.0, "Policy priority: waiting this long makes a request as urgent as the next class of new ones."
+        60.0,
+        "Policy priority: waiting this long makes a request as urgent as the next class of new ones. A very large "
+        "number for strict classes.",
     )
     lpm_max_overtakes: int = option(32, "Policy lpm: how many later arrivals may go before a request.")
     lpm_window: int = option(128, "Policy lpm: how many waiting requests are compared.")
@@ -82,20 +85,19 @@ class SchedulingOptions:
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            value = getattr(self, spec.name)
-            least = _LEAST.get(spec.name, 1)
-            if (
-                isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and least is not None
-                and not value >= least
-            ):
+            value, least = getattr(self, spec.name), _LEAST.get(spec.name, 1)
+            if isinstance(value, bool) or not isinstance(value, int | float) or least is None:
+                continue
+            if not value >= least:
                 raise OptionError(f"{spec.name} must be at least {least}, not {value}")
+            if not math.isfinite(value):
+                raise OptionError(f"{spec.name} must be a finite number, not {value}")
         for name in ("max_prefill_share", "watermark"):
             if not getattr(self, name) <= 1:
                 raise OptionError(f"{name} is a share, at most 1, not {getattr(self, name)}")
-        if self.max_prefill_share == 0:
-            raise OptionError("max_prefill_share must be above 0, or prompts could not advance")
+        for name in _POSITIVE:
+            if getattr(self, name) == 0:
+                raise OptionError(f"{name} must be above 0; leave it out for its default")
 
     @property
     def num_slots(self) -> int:
@@ -120,6 +122,8 @@ _LEAST: dict[str, int | None] = {
     "request_deadline_s": 0,
 }
 """The smallest value of each number that may be below 1; None for any."""
+
+_POSITIVE = ("max_prefill_share", "priority_aging_s", "first_token_deadline_s", "request_deadline_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,21 +201,26 @@ class SchedulerConfig(SchedulingOptions):
     """How many different adapters one step may have; None for any number."""
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
-    max_num_looks: int = 256
-    """How many waiting requests one step may look at and hold: a bound on its work."""
+    max_num_looks: int = 4096
+    """How many waiting requests one step may look at and hold: a bound on its work, out of reach of a queue of the
+    usual length."""
     num_records_kept: int = 1024
+    num_record_entries_kept: int = 65_536
+    """Records are also bounded by the requests in them, all steps together: about 10 MB."""
 
     def __post_init__(self) -> None:
         SchedulingOptions.__post_init__(self)
         if self.max_model_len > self.num_blocks * self.block_size:
             raise OptionError(
-                f"max_model_len {self.max_model_len} does not fit into the KV pool of "
-                f"{self.num_blocks} blocks x {self.block_size} tokens"
+                f"max_model_len {self.max_model_len} does not fit into the KV pool of {self.num_blocks} blocks x "
+                f"{self.block_size} tokens: lower it to {self.num_blocks * self.block_size}, or enlarge the pool "
+                "(num_kv_blocks, kv_cache_memory_bytes)"
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise OptionError(
                 f"without chunked prefill a whole sequence must fit into one step, but max_num_batched_tokens is "
-                f"{self.max_num_batched_tokens} and max_model_len is {self.max_model_len}"
+                f"{self.max_num_batched_tokens} and max_model_len is {self.max_model_len}: raise the one to the other, "
+                "or lower max_model_len"
             )
 
     @classmethod

@@ -121,7 +121,9 @@ class LLM:
         is_single = len(messages) > 0 and isinstance(messages[0], Mapping)
         return self._run([messages] if is_single else list(messages), encode, sampling_params, priority, progress)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str, None, None]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+    ) -> Generator[str, None, None]:
         """Completes one prompt and yields pieces of text as they come. Leaving the loop early ends the request."""
         sampling = sampling_params or SamplingParams()
         if sampling.n != 1:
@@ -130,7 +132,7 @@ class LLM:
         pieces: deque[str] = deque()
         call = _Call(lambda delta, _: pieces.append(delta.text))
         try:
-            self._start(call, result, sampling, priority=0)
+            self._start(call, result, sampling, priority=priority)
             while call.num_unfinished:
                 self._advance()
                 while pieces:
@@ -201,6 +203,7 @@ class LLM:
                         prompt_token_ids=tuple(result.prompt_token_ids),
                         sampling=sampling,
                         index=index,
+                        parent_id=submitted[0] if index else None,
                         priority=priority,
                     )
                 )

@@ -25,6 +25,7 @@ from noria.config import SchedulerConfig
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.gates import GrammarGate
 from noria.core.plan import StepPlan
+from noria.core.policies.base import arrival_order
 from noria.core.policies.fair import FairPolicy
 from noria.core.policies.lpm import LongestPrefixPolicy
 from noria.core.policies.priority import PriorityPolicy
@@ -173,7 +174,11 @@ def key(moment: Moment, world: SmallWorld, contents: Contents) -> bytes:
 
 
 def _request_key(request: Request, moment: Moment) -> tuple[Any, ...]:
-    config, held_s = moment.scheduler.config, request.held_for_memory_s
+    config = moment.scheduler.config
+    waits = [
+        since_s if since_s is None else min(moment.now_s - since_s, config.lookahead_age_limit_s)
+        for since_s in (request.held_for_memory_s, request.held_for_adapter_s)
+    ]
     grammar: Any = request.grammar
     has_deadline = config.first_token_deadline_s is not None or config.request_deadline_s is not None
     return (
@@ -182,7 +187,7 @@ def _request_key(request: Request, moment: Moment) -> tuple[Any, ...]:
         len(request.token_ids),
         request.num_computed,
         min(request.num_preemptions, max(1, config.max_preemptions)),
-        held_s if held_s is None else min(moment.now_s - held_s, config.lookahead_age_limit_s),
+        *waits,
         request.num_charged,
         len(request.block_hashes),
         request.draft_token_ids,
@@ -221,7 +226,7 @@ def _policy_key(moment: Moment, alive: list[Request], world: SmallWorld) -> tupl
     if isinstance(policy, LongestPrefixPolicy):
         most = policy.config.lpm_max_overtakes
         overtakes = sorted((r, r in policy._window, min(n, most)) for r, n in policy._num_overtakes.items())
-        return tuple(overtakes)
+        return sum(arrival_order(r) < policy._last_of_window for r in alive), *overtakes
     if isinstance(policy, FairPolicy):
         # Counters and the level they are lifted to only matter relative to each other.
         least = min((tenant.counter for tenant in policy._tenants.values()), default=0)
@@ -326,7 +331,8 @@ def check_plan(plan: StepPlan, moment: Moment, world: SmallWorld, *, is_faulty: 
     admitted = {entry.request_id for entry in plan.admitted}
     for preemption in plan.preemptions:
         victim, winner = preemption.request_id, preemption.in_favour_of
-        is_urgent = scheduler.waiting.displaces and world.requests[winner].priority < world.requests[victim].priority
+        is_urgent = world.requests[winner].priority < world.requests[victim].priority
+        is_urgent = is_urgent and isinstance(scheduler.waiting, PriorityPolicy)
         if winner in admitted and not is_urgent:
             yield Kind.DISPLACED, f"{victim} had to go for {winner}, which is not more urgent"
     preempted = {request.request_id for request in moment.alive() if request.state is RequestState.PREEMPTED}

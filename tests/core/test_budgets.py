@@ -63,6 +63,22 @@ def test_one_prompt_takes_no_more_than_its_share_while_others_can_use_the_rest(s
     assert plan.num_tokens == 40
 
 
+@pytest.mark.parametrize("num_giants", [1, 2, 4, 7])
+def test_giants_together_leave_something_of_each_step_to_a_newcomer(num_giants):
+    world = World(num_blocks=4096, max_num_batched_tokens=64, max_num_seqs=16)
+    for number in range(num_giants):
+        world.add(f"giant{number}", 1500, max_tokens=1)
+    for _ in range(12):
+        world.step()
+    assert len(world.scheduler.running) == num_giants
+    world.add("small", 8, max_tokens=4)
+    plans = [world.step() for _ in range(3)]
+    assert sum(plan.num_scheduled_tokens["small"] for plan in plans) >= 8, "its first token came within three steps"
+    for plan in plans:
+        assert set(plan.num_scheduled_tokens) == {"small", *(f"giant{n}" for n in range(num_giants))}
+        assert plan.num_tokens == 64, "what it left went to the giants"
+
+
 def test_what_nobody_else_can_use_goes_to_those_that_were_cut():
     world = World(num_blocks=256, max_num_batched_tokens=40, max_prefill_share=0.25)
     world.add("giant", 400, max_tokens=1)
@@ -165,15 +181,20 @@ def test_floors_are_set_aside_whatever_stands_before_and_nothing_is_given_twice(
     config = World(max_num_batched_tokens=64, max_prefill_share=share).config
     requests = [Request(f"r{number}", list(range(n)), SamplingParams()) for number, n in enumerate(remaining)]
     num_prompts = sum(not request.is_caught_up for request in requests)
-    rule, num_given = ChunkRule(config, is_alone=False), 0
+    half = max(1, (num_left - (len(requests) - num_prompts)) // (2 * max(1, num_prompts)))
+    most_for_long, is_long = max(1, int(num_left * share)), [n > int(64 * share) for n in remaining]
+    rule, given = ChunkRule(config, is_alone=False), []
+    rule.begin(num_left)
     for request in rule.in_turn(requests, num_left):
-        num_tokens, _ = rule.next_chunk(request, num_left - num_given)
-        num_given += num_tokens
-        half = (num_left - (len(requests) - num_prompts)) // (2 * max(1, num_prompts))
-        cap = max(1, int(64 * share))
-        assert num_tokens >= min(request.num_remaining, cap, max(1, half))
-    assert num_given <= num_left
-    assert num_given == num_left or num_given == sum(min(n, max(1, int(64 * share))) for n in remaining)
+        num_tokens, _ = rule.next_chunk(request.num_remaining, num_left - sum(given))
+        rule.spend(request.num_remaining, num_tokens)
+        given.append(num_tokens)
+        assert num_tokens >= min(request.num_remaining, most_for_long, half)
+    assert sum(given) <= num_left
+    num_for_long = sum(n for n, long in zip(given, is_long, strict=True) if long)
+    assert num_for_long <= most_for_long + sum(is_long) * min(half, most_for_long)
+    if not any(is_long):
+        assert sum(given) == min(num_left, sum(remaining))
 
 
 @settings(max_examples=100, deadline=None)

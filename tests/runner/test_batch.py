@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from noria.core.plan import Admitted, Preemption, StepPlan
+from noria.core.plan import Admitted, Limit, Preemption, StepPlan
 from noria.errors import EngineError
 from noria.runner.batch import PersistentBatch
 from noria.runner.row_params import row_params
@@ -26,7 +26,7 @@ def new_batch(**changes: Any) -> PersistentBatch:
 
 
 def plan(preempted: Sequence[str] = (), **fields: Any) -> StepPlan:
-    preemptions = tuple(Preemption(request_id, "somebody", 0, 0, 1) for request_id in preempted)
+    preemptions = tuple(Preemption(request_id, "somebody", Limit.KV_BLOCKS, 0, 0, 1) for request_id in preempted)
     return StepPlan(step=1, num_scheduled_tokens={}, preemptions=preemptions, **fields)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.core.plan import Admitted, Preemption, StepPlan, StepResult
+from noria.core.plan import Admitted, Limit, Preemption, StepPlan, StepResult
 from noria.errors import EngineError, OptionError
 from noria.fakes.executor import HashExecutor
 from noria.runner.executor import Float32Array, ForwardBatch
@@ -83,7 +83,7 @@ class Driver:
             num_scheduled_tokens=counts,
             admitted=tuple(entries),
             new_block_ids=fresh,
-            preemptions=tuple(Preemption(request_id, "somebody", 0, 0, 1) for request_id in self.gone),
+            preemptions=tuple(Preemption(request_id, "somebody", Limit.KV_BLOCKS, 0, 0, 1) for request_id in self.gone),
         )
         self.gone = []
         result = self.runner.execute(plan)

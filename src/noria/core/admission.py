@@ -73,13 +73,13 @@ def check_queue(
     if num_running + num_waiting >= num_places:
         raise UnavailableError(
             f"the queue is full: {num_running} requests run and {num_waiting} wait, at most {config.num_slots} may run "
-            f"and {config.max_num_queued_reqs} more wait",
+            f"and {config.max_num_queued_reqs} more wait (max_num_queued_reqs)",
             code="queue_full",
         )
     most = config.max_num_queued_tokens
     if most is not None and num_queued_tokens and num_prompt and num_queued_tokens + num_prompt > most:
         raise UnavailableError(
             f"the queue is full: prompts of {num_queued_tokens} tokens together are waiting, this one has "
-            f"{num_prompt}, and at most {most} may wait",
+            f"{num_prompt}, and at most {most} may wait (max_num_queued_tokens)",
             code="queue_full",
         )

@@ -7,6 +7,7 @@ and what that leaves comes back to `top_up`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from noria.core.request import Request, RequestState
 
 if TYPE_CHECKING:
     from noria.core.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
 
 Drafter = Callable[[Request], tuple[int, ...]]
 """Guesses what a request that is caught up will say next; () for no idea. Must not change the request."""
@@ -35,6 +38,7 @@ class Advancing:
 
     def run(self) -> None:
         self._draft.advance_steady(self._running.steady)
+        self._rule.begin(self._draft.num_tokens_left)
         for request in self._running.at_block_end():
             if request.state is RequestState.RUNNING:  # and has not given way to one of the others
                 block_ids = self._take_blocks(request, request.num_computed + 1)
@@ -53,22 +57,28 @@ class Advancing:
         for request in self._rule.in_turn(in_order, self._draft.num_tokens_left):
             if request.state is RequestState.RUNNING:
                 self._run_chunk(request)
-        for chunk in self._draft.chunks.values():  # only now is it sure that nobody takes them back
+        for chunk in self._draft.chunks.values():  # only now is it sure that no running request takes them back
             start = chunk.request.num_computed
             self._policy.charge_prompt(chunk.request, start, start + chunk.num_tokens)
 
     def _propose(self, request: Request, drafter: Drafter) -> None:
         # The last token allowed is always the worker's own, so no draft is ever beyond the end.
         num_useful = request.max_num_tokens - request.num_tokens - 1
-        request.draft_token_ids = drafter(request)[:num_useful] if num_useful > 0 else ()
+        try:
+            request.draft_token_ids = drafter(request)[:num_useful] if num_useful > 0 else ()
+        except Exception:
+            logger.exception("the drafter failed for %s; it goes on without drafts", request.request_id)
+            request.draft_token_ids = ()
 
     def _run_chunk(self, request: Request) -> None:
-        num_tokens, limit = self._rule.next_chunk(request, self._draft.num_tokens_left)
+        num_wanted = request.num_remaining
+        num_tokens, limit = self._rule.next_chunk(num_wanted, self._draft.num_tokens_left)
         if request.draft_token_ids:
             num_tokens = self._cut_drafts(request, num_tokens)
         block_ids = self._take_blocks(request, request.num_computed + num_tokens)
         if block_ids is not None:
             self._draft.advance(request, num_tokens, limit, block_ids)
+            self._rule.spend(num_wanted, num_tokens)
 
     def _cut_drafts(self, request: Request, num_tokens: int) -> int:
         """Leaves only drafts that fit, and returns how many tokens that makes: nobody is preempted for a guess."""
@@ -85,7 +95,7 @@ class Advancing:
                 self._stand_still(request)
                 return None
             victim = self._policy.victim(self._running)
-            preemption = self._scheduler.preempt(victim, request, self._draft)
+            preemption = self._scheduler.preempt(victim, request, Limit.KV_BLOCKS, self._draft)
             num_blocks_ahead = self._kv.num_blocks_for(self._running.num_tokens_ahead)
             self._scheduler.margin.note_preemption(preemption.num_blocks_freed, num_blocks_ahead)
             if victim is request:

@@ -1,4 +1,4 @@
-"""A step plan while it is being made. Private to `noria.core.scheduler`; what leaves it is a frozen `StepPlan`."""
+"""A step plan while it is being made. Private to `noria.core`; what leaves it is a frozen `StepPlan`."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def explain(scheduler: Scheduler, request_id: str) -> Explanation | None:
     if request_id in scheduler.waiting:
         queue = scheduler.config.scheduling_policy
         position = [r.request_id for r in scheduler.waiting.order()].index(request_id)
-    limit, detail = _why(scheduler.last_plan, request_id, is_waiting=position is not None)
+    was_there = request.arrival_number <= scheduler.num_arrived_at_plan
+    limit, detail = _why(scheduler.last_plan, request_id) if was_there else (None, "")
     return Explanation(
         request_id=request_id,
         state=str(request.state.value),
@@ -60,7 +61,7 @@ def explain(scheduler: Scheduler, request_id: str) -> Explanation | None:
     )
 
 
-def _why(plan: StepPlan | None, request_id: str, *, is_waiting: bool) -> tuple[Limit | None, str]:
+def _why(plan: StepPlan | None, request_id: str) -> tuple[Limit | None, str]:
     if plan is None:
         return None, ""
     for held in plan.held:
@@ -68,7 +69,7 @@ def _why(plan: StepPlan | None, request_id: str, *, is_waiting: bool) -> tuple[L
             return held.limit, held.detail
     for preemption in plan.preemptions:
         if preemption.request_id == request_id:
-            return Limit.KV_BLOCKS, f"gave way to {preemption.in_favour_of}"
-    if is_waiting and plan.admission_end is not None:
+            return preemption.limit, f"gave way to {preemption.in_favour_of}"
+    if request_id not in plan.num_scheduled_tokens and plan.admission_end is not None:
         return plan.admission_end.limit, f"behind the {plan.admission_end.position} that were looked at"
     return None, ""

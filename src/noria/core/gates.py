@@ -3,7 +3,7 @@
 A gate answers one question: may this request be admitted now (None), or which limit does it wait for? A request
 that can never be admitted gets `Refused` raised: it ends with that error. Gates are asked in each step anew and keep
 no list of requests; whoever waits for a gate is passed over, and others go by. "Later" must come true by itself or
-by the ending of something that runs.
+by the ending of something that runs. A gate that raises anything but `Refused` ends the request too, with that error.
 
 New capabilities (grammars, adapters, remote KV) enter here, one class each.
 """
@@ -45,7 +45,11 @@ class GrammarGate:
 
 
 class AdapterGate:
-    """At most `max_adapters` different adapters are in one step: all that run advance in every step."""
+    """At most `max_adapters` different adapters are in one step: all that run advance in every step.
+
+    Requests for adapters that run go past one that waits for a place, until that has waited too long
+    (`noria.core.admitting`).
+    """
 
     def __init__(self, max_adapters: int) -> None:
         self._max_adapters = max_adapters

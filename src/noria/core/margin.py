@@ -5,8 +5,8 @@ computed again. A fixed share of the pool costs memory when it is not needed. So
 fixed share of the pool, and one that learns: a *share of what running requests may still compute*, up to their
 `max_tokens`. A share of 0 admits whatever fits now, a share of 1 only what could run to its end. Each preemption
 raises it until the margin has grown by what the victim had held; while nothing is preempted it melts, by a fiftieth
-every eight steps. So it finds out how much of their `max_tokens` requests make use of. Never more than half of the
-pool, for when that is next to nothing.
+every eight steps. So it finds out how much of their `max_tokens` requests make use of. That part is never more
+than half of the pool, for when that is next to nothing.
 
 Asked by `noria.core.scheduler`. Never applied when nothing runs: then there is nobody to leave it to.
 """

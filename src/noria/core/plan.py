@@ -78,6 +78,8 @@ class Preemption(msgspec.Struct, frozen=True):
     request_id: str
     in_favour_of: str
     """The request that needed the memory or the place; itself if it was its own choice of victim."""
+    limit: Limit
+    """What that one lacked: `kv_blocks` or `max_num_seqs`."""
     num_tokens_lost: int
     """Computed tokens whose KV was given up; what the cache still holds of them at resumption is not lost after all."""
     num_blocks_freed: int

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+import msgspec
+
 from noria.core.gates import Grammar
 from noria.kv.prefix import PrefixKey, extend_block_hashes
 from noria.sampling import SamplingParams
@@ -41,6 +43,7 @@ class Request:
         "block_hashes",
         "draft_token_ids",
         "grammar",
+        "held_for_adapter_s",
         "held_for_memory_s",
         "index",
         "max_num_tokens",
@@ -50,8 +53,11 @@ class Request:
         "num_computed",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_queued_tokens",
         "num_tokens_lost",
+        "parent_id",
         "phase",
+        "prefix_key",
         "prefix_root",
         "priority",
         "request_id",
@@ -61,6 +67,7 @@ class Request:
         "stop_ids",
         "tenant",
         "token_ids",
+        "waits_for",
     )
 
     def __init__(
@@ -72,6 +79,7 @@ class Request:
         arrival_s: float = 0.0,
         seed: int = 0,
         index: int = 0,
+        parent_id: str | None = None,
         priority: int = 0,
         prefix_key: PrefixKey | None = None,
         grammar: Grammar | None = None,
@@ -83,17 +91,21 @@ class Request:
         """Counts accepted requests; decides wherever times are equal."""
         self.seed = seed
         self.index = index
+        self.parent_id = parent_id
+        """The sequence whose prompt this one shares, if it is not the first of its request."""
         self.priority = priority
         """Smaller is more urgent. Only the policy `priority` looks at it."""
-        prefix_key = prefix_key or PrefixKey()
-        self.adapter = prefix_key.adapter
-        self.tenant = prefix_key.tenant
-        self.prefix_root = prefix_key.root()
+        self.prefix_key = prefix_key or PrefixKey()
+        self.adapter = self.prefix_key.adapter
+        self.tenant = self.prefix_key.tenant
+        self.prefix_root = self.prefix_key.root()
         self.grammar = grammar
         self.token_ids = list(prompt_token_ids)
         self.draft_token_ids: tuple[int, ...] = ()
         """Guesses at what comes after `token_ids`, for the worker to verify in the coming step."""
         self.num_prompt_tokens = len(self.token_ids)
+        self.num_queued_tokens = self.num_prompt_tokens
+        """What it adds to the prompt tokens of the queue until it has run: nothing if it waits with its parent."""
         self.max_tokens = sampling.max_tokens or 0
         """Resolved at the door (`noria.core.admission`) when the request did not say."""
         self.max_num_tokens = self.num_prompt_tokens + self.max_tokens
@@ -108,7 +120,11 @@ class Request:
         self.num_tokens_lost = 0
         """Computed tokens whose KV was given up by preemptions."""
         self.held_for_memory_s: float | None = None
-        """Since when it waits for KV blocks alone."""
+        """When it was first held for KV blocks; None once it is admitted."""
+        self.held_for_adapter_s: float | None = None
+        """The same for a place among the adapters."""
+        self.waits_for: tuple[bytes, str] | None = None
+        """The hash of the block that it waits for, and the id of the request that computes it."""
         self.phase: int | None = None
         """Set while it advances by one token in every step; see `noria.core.running`."""
         self.state = RequestState.WAITING
@@ -133,11 +149,6 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_queued_tokens(self) -> int:
-        """What it adds to the queue's prompt tokens: nothing once it has run, nor if it shares another's prompt."""
-        return self.num_prompt_tokens if self.num_preemptions == 0 and self.index == 0 else 0
-
-    @property
     def is_caught_up(self) -> bool:
         """Whether only its newest token is left to compute (and drafts, if it has any)."""
         return len(self.token_ids) - self.num_computed == 1
@@ -147,6 +158,13 @@ class Request:
         if state not in _TRANSITIONS[self.state]:
             raise AssertionError(f"{self.request_id}: {self.state.name} cannot become {state.name}")
         self.state = state
+
+    def follow_weights(self, version: str) -> None:
+        """What it computes from now on is computed with these weights: its KV goes by another name."""
+        if version != self.prefix_key.weights_version:
+            self.prefix_key = msgspec.structs.replace(self.prefix_key, weights_version=version)
+            self.prefix_root = self.prefix_key.root()
+            self.block_hashes = []
 
     def hash_blocks(self, block_size: int) -> list[bytes]:
         """The hashes of all full blocks of known tokens, brought up to date."""

@@ -11,6 +11,7 @@ Owned by `noria.core.scheduler`. Decides nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from noria.core.request import Request
@@ -28,6 +29,7 @@ class RunningSet:
         """Of all running requests together."""
         self.num_tokens_at_most = 0
         """Likewise: what they may come to, prompts and outputs."""
+        self._num_of_class: dict[int, int] = {}
         self._block_size = block_size
         self._turns: list[dict[str, Request]] = [{} for _ in range(block_size)]
         self._tick = 0
@@ -46,18 +48,27 @@ class RunningSet:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.by_id
 
+    @property
+    def lowest_class(self) -> int | None:
+        """The greatest priority number that runs."""
+        return max(self._num_of_class, default=None)
+
     def get(self, request_id: str) -> Request | None:
         return self.by_id.get(request_id)
 
     def add(self, request: Request) -> None:
         self.by_id[request.request_id] = request
         self.catching_up[request.request_id] = request
+        self._num_of_class[request.priority] = self._num_of_class.get(request.priority, 0) + 1
         self.num_computed_tokens += request.num_computed
         self.num_tokens_at_most += request.max_num_tokens
 
     def remove(self, request: Request) -> None:
         self._leave_steady(request)
         del self.by_id[request.request_id]
+        self._num_of_class[request.priority] -= 1
+        if not self._num_of_class[request.priority]:
+            del self._num_of_class[request.priority]
         self.catching_up.pop(request.request_id, None)
         self.num_computed_tokens -= request.num_computed
         self.num_tokens_at_most -= request.max_num_tokens
@@ -94,6 +105,7 @@ class RunningSet:
         self.num_computed_tokens += len(self.steady)
 
     def check(self) -> None:
+        assert self._num_of_class == dict(Counter(request.priority for request in self))
         assert self.steady.keys() | self.catching_up.keys() == self.by_id.keys()
         assert not self.steady.keys() & self.catching_up.keys()
         assert self.num_computed_tokens == sum(request.num_computed for request in self)

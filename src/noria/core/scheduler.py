@@ -55,9 +55,13 @@ class Scheduler:
         self.kv = KVManager(config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
         self.waiting = load_policy(config, self._count_cached)
         self.running = RunningSet(config.block_size)
-        self.records: deque[StepRecord] = deque(maxlen=config.num_records_kept)
+        self.records: deque[StepRecord] = deque()
+        """Of the last steps, up to so many entries of requests: see `SchedulerConfig`."""
+        self._num_entries_kept = 0
         self.paused: PauseMode | None = None
         self.is_draining = False
+        self.weights_version = ""
+        """Which weights the worker has: part of the name of what it computes."""
         self.drafter = drafter
         self._gates: list[Gate] = [GrammarGate()]
         if config.max_adapters is not None:
@@ -71,7 +75,7 @@ class Scheduler:
         self._arrivals: list[Arrival] = []  # told to the next record
         self._endings: list[Ending] = []  # likewise
         self._refusals: dict[str, int] = {}  # likewise
-        self._num_arrived = 0
+        self.num_arrived = self.num_arrived_at_plan = 0
         self._num_steps = 0
         self._planned_s = 0.0
 
@@ -126,8 +130,8 @@ class Scheduler:
         except UnavailableError as refusal:
             self._refusals[refusal.code] = self._refusals.get(refusal.code, 0) + 1
             raise
-        self._num_arrived += 1
-        request.arrival_number, request.arrival_s = self._num_arrived, now_s
+        self.num_arrived += 1
+        request.arrival_number, request.arrival_s = self.num_arrived, now_s
         request.max_num_tokens = request.num_prompt_tokens + request.max_tokens
         request.stop_ids = stop_ids(request, config.eos_token_ids)
         if config.enable_prefix_caching:
@@ -142,6 +146,8 @@ class Scheduler:
             raise UnavailableError(
                 "the engine is draining: it finishes what it has and takes nothing new", code="draining"
             )
+        if request.parent_id is not None and request.parent_id in self.waiting:
+            request.num_queued_tokens = 0  # one prompt, computed once
         num_queued_tokens = self.waiting.num_queued_tokens
         check_queue(len(self.running), len(self.waiting), num_queued_tokens, request.num_queued_tokens, self.config)
 
@@ -150,8 +156,10 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepPlan:
         """Plans one step. The plan must be executed and its result given to `update` before the next one."""
         self._planned_s = now_s
+        self.num_arrived_at_plan = self.num_arrived
         for request, why in self._deadlines.pop_overdue(now_s):
             self._end(request, FinishReason.TIMEOUT, now_s, error=why, error_code="deadline_exceeded")
+        self.waiting.note_step()
         draft = self._in_flight = PlanDraft(self.config.max_num_batched_tokens)
         if self.paused is PauseMode.KEEP:
             draft.end_admission(Limit.PAUSED, len(self.waiting), self.config.scheduling_policy, 0)
@@ -167,14 +175,18 @@ class Scheduler:
         self.last_plan = draft.freeze(self._num_steps, finished)
         return self.last_plan
 
-    def preempt(self, victim: Request, in_favour_of: Request, draft: PlanDraft) -> Preemption:
-        """Takes everything from a running request, also what this step had planned for it; it waits again."""
+    def preempt(self, victim: Request, in_favour_of: Request, limit: Limit, draft: PlanDraft) -> Preemption:
+        """Takes everything from a running request, also what this step had planned for it; it waits again.
+
+        `limit` is what the other one lacked.
+        """
         draft.unplan(victim)
         self.running.remove(victim)
         victim.move_to(RequestState.PREEMPTED)
         preemption = Preemption(
             request_id=victim.request_id,
             in_favour_of=in_favour_of.request_id,
+            limit=limit,
             num_tokens_lost=victim.num_computed,
             num_blocks_freed=self.kv.release(victim.request_id),
             num_preemptions=victim.num_preemptions + 1,
@@ -212,6 +224,7 @@ class Scheduler:
         Raises `EngineError`, before anything has changed, if the result is not what the plan asked for: a request that
         is owed a token and gets none would wait for ever.
         """
+        assert plan is self.last_plan, "the result is for another plan than the last"
         draft = self._in_flight
         check_result(plan, result, draft.chunks)
         if draft.has_steady:
@@ -322,6 +335,12 @@ class Scheduler:
         self._arrivals.clear()
         self._endings.clear()
         self._refusals = {}
+        self._num_entries_kept += len(plan.num_scheduled_tokens)
+        config = self.config
+        while len(self.records) > config.num_records_kept or (
+            self._num_entries_kept > config.num_record_entries_kept and len(self.records) > 1
+        ):
+            self._num_entries_kept -= len(self.records.popleft().plan.num_scheduled_tokens)
 
     # --- ending and standing still --------------------------------------------------------------------------------
 

@@ -48,7 +48,6 @@ class EngineCore:
         self._seeds = random.Random(seed)
         self._clock = clock
         self._num_failed_steps = 0
-        self._weights_version = ""
 
     @property
     def records(self) -> deque[StepRecord]:
@@ -71,7 +70,7 @@ class EngineCore:
     @property
     def weights_version(self) -> str:
         """Which weights the runner has; part of the name of all KV content."""
-        return self._weights_version
+        return self.scheduler.weights_version
 
     @weights_version.setter
     def weights_version(self, version: str) -> None:
@@ -80,12 +79,12 @@ class EngineCore:
         Running requests go on with the KV that they have; pause the engine before the weights are changed if they
         should not.
         """
-        self._weights_version = version
+        self.scheduler.weights_version = version
         self.reset_prefix_cache()
 
     def add_request(self, request: EngineRequest) -> None:
         """Queues a request; raises `RequestError` if it can never be served, `UnavailableError` if not now."""
-        prefix_key = msgspec.structs.replace(request.prefix_key, weights_version=self._weights_version)
+        prefix_key = msgspec.structs.replace(request.prefix_key, weights_version=self.weights_version)
         own_seed = request.sampling.seed
         self.scheduler.add(
             Request(
@@ -94,6 +93,7 @@ class EngineCore:
                 request.sampling,
                 seed=self._seeds.getrandbits(64) if own_seed is None else own_seed % 2**64,
                 index=request.index,
+                parent_id=request.parent_id,
                 priority=request.priority,
                 prefix_key=prefix_key,
             ),

@@ -16,6 +16,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     index: int = 0
     """Which of the `n` sequences of its request this is: 0 .. n - 1."""
+    parent_id: str | None = None
+    """The first of them, if this is another: they share a prompt."""
     priority: int = 0
     """Smaller is more urgent, under the policy `priority`."""
     prefix_key: PrefixKey = PrefixKey()

@@ -20,7 +20,7 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """`num_blocks` blocks, all blank at first. `on_forget` hears of each hash that cannot be found any more."""
+    """`num_blocks` blocks, all blank at first. `on_forget` hears of each hash whose block is reused."""
 
     def __init__(self, num_blocks: int, on_forget: Callable[[bytes], None] | None = None) -> None:
         self.num_blocks = num_blocks

@@ -5,8 +5,8 @@ or who is preempted. One group of layers (full attention) for now.
 
 Three facts keep it live and truthful:
 
-- A request is admitted only when what remains of its *whole known sequence* fits beside what the unfinished
-  prefills already admitted still need (`num_owed_blocks`), so a first chunk never starts what cannot go on.
+- What remains of each admitted prefill's known sequence is owed to it (`num_owed_blocks`), and who asks for room is
+  told what is left beside that, so that a first chunk need never start what cannot go on.
 - A block is registered when its KV has been executed (`register_computed`), never when it was planned.
 - Between the two, the block is *claimed*: `computing(hash)` names the request that is computing it, so that equal
   prompts which arrive together wait for the first one's work and do not repeat it.
@@ -14,11 +14,14 @@ Three facts keep it live and truthful:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from noria.kv.block_pool import BlockPool
 from noria.kv.events import AllCleared, BlockRemoved, BlockStored, KVEvent, Subscriber
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -57,6 +60,32 @@ class KVUsage:
     num_cached_idle: int
     num_blank: int
     num_unused_slots: int = 0
+
+
+class WithoutSome:
+    """What would be free if some requests had given back what they hold. Changes nothing."""
+
+    def __init__(self, kv: KVManager) -> None:
+        self.num_given_back = 0
+        self.num_owed = 0
+        self._kv = kv
+        self._own: dict[int, int] = {}
+
+    def num_own(self, block_id: int) -> int:
+        """How many of them hold the block."""
+        return self._own.get(block_id, 0)
+
+    def add(self, request_id: str) -> None:
+        for block_id in self._kv.block_ids(request_id):
+            own = self._own[block_id] = self._own.get(block_id, 0) + 1
+            self.num_given_back += own == self._kv.pool.num_references(block_id)
+        self.num_owed += self._kv.num_owed_to(request_id)
+
+    def remove(self, request_id: str) -> None:
+        for block_id in self._kv.block_ids(request_id):
+            self.num_given_back -= self._own[block_id] == self._kv.pool.num_references(block_id)
+            self._own[block_id] -= 1
+        self.num_owed -= self._kv.num_owed_to(request_id)
 
 
 class KVManager:
@@ -104,22 +133,26 @@ class KVManager:
             return None
         return self._claims.get(hashes[position])
 
-    def num_spare_blocks(self, match: PrefixMatch, num_tokens: int, without: Collection[str] = ()) -> int:
+    def num_spare_blocks(self, match: PrefixMatch, num_tokens: int, without: WithoutSome | None = None) -> int:
         """How many blocks would be free and owed to nobody once `num_tokens` tokens behind `match` had theirs.
 
-        Negative by what is lacking. `without`: as if these requests had given back what they hold.
+        Negative by what is lacking. `without`: as if some requests had given back what they hold.
         """
-        own: dict[int, int] = {}
-        num_owed = self.num_owed_blocks
-        for request_id in without:
-            holding = self._holdings[request_id]
-            num_owed -= holding.num_owed
-            for block_id in holding.block_ids:
-                own[block_id] = own.get(block_id, 0) + 1
-        num_given_back = sum(self.pool.num_references(b) == count for b, count in own.items())
-        num_idle = sum(self.pool.num_references(b) == own.get(b, 0) for b in match.block_ids)
-        num_needed = self.num_blocks_for(num_tokens) - len(match.block_ids) + num_idle
-        return self.pool.num_free_blocks + num_given_back - num_owed - num_needed
+        num_free, num_owed = self.pool.num_free_blocks, self.num_owed_blocks
+        if without is None:
+            num_idle = sum(self.pool.num_references(b) == 0 for b in match.block_ids)
+        else:
+            num_free += without.num_given_back
+            num_owed -= without.num_owed
+            num_idle = sum(self.pool.num_references(b) == without.num_own(b) for b in match.block_ids)
+        return num_free - num_owed - (self.num_blocks_for(num_tokens) - len(match.block_ids) + num_idle)
+
+    def num_held_by(self, request_id: str) -> int:
+        """Blocks in its table, shared ones included."""
+        return len(self._holdings[request_id].block_ids)
+
+    def num_owed_to(self, request_id: str) -> int:
+        return self._holdings[request_id].num_owed
 
     def admit(
         self, request_id: str, hashes: list[bytes], match: PrefixMatch, *, num_tokens: int, num_planned: int
@@ -220,10 +253,21 @@ class KVManager:
         self.pool.on_forget = lambda block_hash: self._events.append(BlockRemoved(block_hash))
 
     def publish(self) -> None:
-        """Hands over the events since the last time; called once per step."""
+        """Hands over the events since the last time; called once per step.
+
+        A subscriber that raises is told nothing more: its trouble is not the requests'.
+        """
         if self._events and self._subscriber is not None:
             events, self._events = tuple(self._events), []
-            self._subscriber(events)
+            try:
+                self._subscriber(events)
+            except Exception:
+                logger.exception("the subscriber to KV events failed and is told nothing more")
+                self._subscriber = self.pool.on_forget = None
+
+    def is_computing(self, block_hash: bytes, request_id: str) -> bool:
+        """Whether the request still works on the block of this hash: what `computing` said of it holds."""
+        return self._claims.get(block_hash) == request_id
 
     def _max_shared(self, num_tokens: int) -> int:
         return (num_tokens - 1) // self.block_size

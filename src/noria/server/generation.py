@@ -94,6 +94,7 @@ class Generation:
                     prompt_token_ids=prompt_token_ids,
                     sampling=sampling,
                     index=index,
+                    parent_id=f"{call_id}-{number * sampling.n}" if index else None,
                     priority=priority,
                 )
                 collector = SequenceCollector(tokenizer, eos_token_ids, sampling, result, index)

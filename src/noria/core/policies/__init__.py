@@ -7,6 +7,7 @@ needs no change here: derive from `noria.core.policies.base.Policy`.
 from __future__ import annotations
 
 import importlib
+import inspect
 
 from noria.config import SchedulerConfig
 from noria.core.policies.base import CountCached, Policy
@@ -30,12 +31,15 @@ def find_policy(name: str) -> type[Policy]:
         if not class_name:
             raise ImportError(f"{path!r} is not of the form package.module:Class")
         policy_class = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise OptionError(f"there is no scheduling policy {name!r} ({error}); {_CHOICES}") from error
     if not (isinstance(policy_class, type) and issubclass(policy_class, Policy)):
         raise OptionError(
             f"scheduling policy {name!r} is not a subclass of noria.core.policies.base.Policy; {_CHOICES}"
         )
+    if inspect.isabstract(policy_class):
+        missing = ", ".join(sorted(policy_class.__abstractmethods__))
+        raise OptionError(f"scheduling policy {name!r} leaves {missing} undefined; {_CHOICES}")
     return policy_class
 
 

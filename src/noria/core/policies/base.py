@@ -4,9 +4,10 @@ A policy owns the waiting requests and their order. The scheduler asks it four q
 way, may this one displace those, and in which order do unfinished prompts share a step. It moves nothing else: no
 blocks, no cursors, no states.
 
-For the scheduler to be live a policy must promise one thing: among the running requests there is one that `victim`
-never names while another runs, and it stays the same one until a new token is generated. The orders here are total
-and do not change while nothing is generated, so the least of the order is that one.
+For the scheduler to be live a policy must promise one thing: there is always a running request that `victim` does not
+name while another runs, and which one it is changes only finitely often between two generated tokens. Then that one
+gets its token in the end. Here it is the least of an order that changes in two ways only: a request reaches
+`max_preemptions`, which happens to each once, and tenants are charged for prompt tokens, each of which is charged once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 
 from noria.config import SchedulerConfig
 from noria.core.request import Request, RequestState
+from noria.core.running import RunningSet
 
 CountCached = Callable[[Request], int]
 """How many leading tokens of a waiting request are in the prefix cache now."""
@@ -28,8 +30,6 @@ class Policy(ABC):
 
     looks_ahead: ClassVar[bool] = True
     """Whether others may be admitted past a request that waits for memory (within the configured limits)."""
-    displaces: ClassVar[bool] = False
-    """Whether `displaceable` may name anybody."""
 
     def __init__(self, config: SchedulerConfig, count_cached: CountCached) -> None:
         self.config = config
@@ -45,7 +45,7 @@ class Policy(ABC):
         return request_id in self._waiting
 
     def __iter__(self) -> Iterator[Request]:
-        """All waiting requests, in the order in which they arrived here."""
+        """All waiting requests, in no order that matters; see `order`."""
         return iter(self._waiting.values())
 
     def get(self, request_id: str) -> Request | None:
@@ -55,17 +55,14 @@ class Policy(ABC):
 
     def push(self, request: Request) -> None:
         """A request begins to wait: it is new, or it was preempted."""
-        self._note_waiting(request)
+        self._waiting[request.request_id] = request
+        if request.num_preemptions == 0:
+            self.num_queued_tokens += request.num_queued_tokens
         self._enqueue(request)
 
     def put_back(self, request: Request) -> None:
-        """A request that `pop` gave out was looked at and not admitted: as if it had never been taken."""
-        self._note_waiting(request)
-        self._restore(request)
-
-    def _note_waiting(self, request: Request) -> None:
-        self._waiting[request.request_id] = request
-        self.num_queued_tokens += request.num_queued_tokens
+        """A request that `pop` gave out was looked at and not admitted."""
+        self.push(request)
 
     def pop(self) -> Request:
         """Takes out the request whose turn it is."""
@@ -83,16 +80,13 @@ class Policy(ABC):
 
     def _taken(self, request: Request) -> Request:
         del self._waiting[request.request_id]
-        self.num_queued_tokens -= request.num_queued_tokens
+        if request.num_preemptions == 0:
+            self.num_queued_tokens -= request.num_queued_tokens
         return request
 
     @abstractmethod
     def _enqueue(self, request: Request) -> None:
         """Puts a request into the order."""
-
-    def _restore(self, request: Request) -> None:
-        """Puts a request that was taken back where it was."""
-        self._enqueue(request)
 
     @abstractmethod
     def _dequeue(self) -> Request:
@@ -110,6 +104,9 @@ class Policy(ABC):
         return popped
 
     # --- news ---
+
+    def note_step(self) -> None:
+        """A step begins to be planned."""
 
     def note_arrival(self, request: Request) -> None:
         """A request was accepted; `push` follows."""
@@ -130,8 +127,12 @@ class Policy(ABC):
         """The greatest gives way first. Whoever was preempted `max_preemptions` times comes last in its class."""
         return request.num_preemptions < self.config.max_preemptions, request.arrival_number
 
-    def displaceable(self, urgent: Request, running: Iterable[Request]) -> list[Request]:
-        """Running requests that may be preempted only to admit `urgent`, in that order. By default nobody."""
+    def can_displace(self, running: RunningSet) -> bool:
+        """Whether some waiting request may have the place of some running one; asked often, so cheap. By default no."""
+        return False
+
+    def displaceable(self, urgent: Request, running: RunningSet) -> list[Request]:
+        """Running requests that may be preempted only to admit `urgent`, in that order."""
         return []
 
     def prefill_order(self, unfinished: Sequence[Request]) -> Sequence[Request]:
@@ -151,7 +152,8 @@ class Policy(ABC):
 
     def check(self) -> None:
         """Asserts the invariants; for tests."""
-        assert self.num_queued_tokens == sum(r.num_queued_tokens for r in self._waiting.values())
+        never_ran = [r for r in self._waiting.values() if r.num_preemptions == 0]
+        assert self.num_queued_tokens == sum(r.num_queued_tokens for r in never_ran)
 
 
 def arrival_order(request: Request) -> tuple[bool, int]:

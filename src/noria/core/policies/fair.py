@@ -31,6 +31,7 @@ and while the engine is not paused. Nobody is admitted past a request that waits
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 
 from noria.config import SchedulerConfig
@@ -38,6 +39,8 @@ from noria.core.policies.base import CountCached, OrderedQueue, Policy
 from noria.core.request import Request
 
 _NUM_IDLE_TENANTS_KEPT = 512
+_Turn = tuple[int, int, str | None]
+"""A tenant's counter, the arrival number of its next request, and its name."""
 
 
 class _Tenant:
@@ -58,6 +61,7 @@ class FairPolicy(Policy):
         super().__init__(config, count_cached)
         self._tenants: dict[str | None, _Tenant] = {}
         self._waiting_tenants: dict[str | None, _Tenant] = {}
+        self._order: list[_Turn] = []  # a heap; stale entries are replaced as they come up
         self._level = 0
         self._num_tenants_to_tidy = 2 * _NUM_IDLE_TENANTS_KEPT
 
@@ -72,8 +76,10 @@ class FairPolicy(Policy):
         self._tenants[request.tenant].num_requests += 1
 
     def note_admitted(self, request: Request) -> None:
-        counters = [self.counter(request.tenant), *(tenant.counter for tenant in self._waiting_tenants.values())]
-        self._level = max(self._level, min(counters))
+        least = self.counter(request.tenant)
+        if self._waiting_tenants:
+            least = min(least, self._next().counter)
+        self._level = max(self._level, least)
 
     def note_ended(self, request: Request) -> None:
         self._tenants[request.tenant].num_requests -= 1
@@ -84,6 +90,27 @@ class FairPolicy(Policy):
             tenant.counter = max(tenant.counter, self._level)
             self._waiting_tenants[request.tenant] = tenant
         tenant.waiting.push(request)
+        heapq.heappush(self._order, self._turn(request.tenant, tenant))
+        if len(self._order) > 64 + 4 * len(self._waiting_tenants):
+            self._order = [self._turn(name, tenant) for name, tenant in self._waiting_tenants.items()]
+            heapq.heapify(self._order)
+
+    @staticmethod
+    def _turn(name: str | None, tenant: _Tenant) -> _Turn:
+        return tenant.counter, tenant.waiting.peek().arrival_number, name
+
+    def _next(self) -> _Tenant:
+        """The waiting tenant with the smallest counter; there is one. A turn only ever moves back by itself, so what
+        stands first is either right or stale."""
+        while True:
+            turn = self._order[0]
+            tenant = self._waiting_tenants.get(turn[2])
+            if tenant is None:
+                heapq.heappop(self._order)
+            elif self._turn(turn[2], tenant) == turn:
+                return tenant
+            else:
+                heapq.heapreplace(self._order, self._turn(turn[2], tenant))
 
     def _forget_the_idle(self) -> None:
         """Drops those who owe least, now and then. One that returns starts at the level instead of above it, which is
@@ -95,8 +122,7 @@ class FairPolicy(Policy):
             self._num_tenants_to_tidy = len(self._tenants) + _NUM_IDLE_TENANTS_KEPT
 
     def _dequeue(self) -> Request:
-        tenant = min(self._waiting_tenants.values(), key=lambda t: (t.counter, t.waiting.peek().arrival_number))
-        request = tenant.waiting.peek()
+        request = self._next().waiting.peek()
         self._discard(request)
         return request
 

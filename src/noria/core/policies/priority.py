@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from noria.config import SchedulerConfig
 from noria.core.policies.base import CountCached, OrderedQueue, Policy
 from noria.core.request import Request
+from noria.core.running import RunningSet
 
 _Due = tuple[float, int]
 """When, and the arrival number, which decides between equal times."""
@@ -25,8 +26,6 @@ _Due = tuple[float, int]
 
 class PriorityPolicy(Policy):
     """One queue per class, in which resumed work goes first; the class whose oldest request is due first is next."""
-
-    displaces = True
 
     def __init__(self, config: SchedulerConfig, count_cached: CountCached) -> None:
         super().__init__(config, count_cached)
@@ -37,7 +36,9 @@ class PriorityPolicy(Policy):
         return request.arrival_s + request.priority * self.config.priority_aging_s
 
     def _enqueue(self, request: Request) -> None:
-        members = self._classes.setdefault(request.priority, _Class())
+        members = self._classes.get(request.priority)
+        if members is None:
+            members = self._classes[request.priority] = _Class()
         members.push(request)
         self._offer(request.priority)
 
@@ -80,8 +81,15 @@ class PriorityPolicy(Policy):
         last = max(candidates, key=self._due)
         return max((r for r in candidates if r.priority == last.priority), key=self.victim_order)
 
-    def displaceable(self, urgent: Request, running: Iterable[Request]) -> list[Request]:
+    def can_displace(self, running: RunningSet) -> bool:
+        lowest = running.lowest_class
+        return lowest is not None and any(priority < lowest for priority in self._classes)
+
+    def displaceable(self, urgent: Request, running: RunningSet) -> list[Request]:
         """Strictly lower classes that are due later: the lowest class first, in it the usual victim."""
+        lowest = running.lowest_class
+        if lowest is None or lowest <= urgent.priority:
+            return []
         lower = [r for r in running if r.priority > urgent.priority and self.due_s(r) > self.due_s(urgent)]
         return sorted(lower, key=lambda r: (r.priority, *self.victim_order(r)), reverse=True)
 
