@@ -227,8 +227,8 @@ FAULTS = [
         "long-prompts-not-added-up",
         "each of several giants takes its share, and together they take the step",
         "core/chunks.py",
-        "self._num_long_left = max(0, self._num_long_left - num_tokens)",
-        "pass",
+        "self._num_for_newcomers = int(num_left * (1 - self._share) / 2)",
+        "self._num_for_newcomers = 0",
     ),
     Fault(
         "margin-kept-for-nobody",

@@ -240,6 +240,26 @@ def test_a_prompt_is_never_too_long_for_an_empty_queue():
     world.run()
 
 
+def test_the_sequences_of_one_prompt_queue_it_once():
+    world = World(num_blocks=64, max_num_seqs=1, max_num_queued_tokens=100)
+    world.add("running", 50)
+    world.step()
+    for index in range(4):
+        world.add(f"n{index}", range(60), parent_id="n0" if index else None)
+    assert world.scheduler.waiting.num_queued_tokens == 60
+    world.run()
+
+
+def test_the_sequences_of_a_refused_prompt_are_refused_with_it():
+    world = World(num_blocks=64, max_num_seqs=1, max_num_queued_tokens=100)
+    world.add("running", 50)
+    world.step()
+    world.add("queued", 60)
+    for index in range(4):
+        with pytest.raises(UnavailableError):
+            world.add(f"n{index}", range(60), parent_id="n0" if index else None)
+
+
 def test_a_preempted_request_is_not_counted_as_queued_tokens():
     world = World(max_num_seqs=2, max_num_queued_tokens=10)
     world.add("a", 30, max_tokens=20)

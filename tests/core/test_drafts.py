@@ -43,6 +43,16 @@ def test_the_output_is_the_same_whatever_was_guessed(pattern, max_tokens):
     assert world.reasons["r"] is FinishReason.LENGTH
 
 
+def test_a_drafter_that_raises_costs_its_drafts_and_nothing_else():
+    def broken(request) -> tuple[int, ...]:
+        raise ZeroDivisionError
+
+    world = World(drafter=broken)
+    world.add("r", [1, 2, 3], max_tokens=6)
+    world.run()
+    assert world.outputs["r"] == solo_output([1, 2, 3], max_tokens=6)
+
+
 def test_right_guesses_save_steps():
     world = World(drafter=lambda request: tuple(TRUE[request.num_output_tokens : request.num_output_tokens + 3]))
     world.add("r", PROMPT, max_tokens=21)

@@ -37,9 +37,9 @@ def long_prefill() -> World:
 
 
 def prefill_share() -> World:
-    world = World(max_num_batched_tokens=8, max_prefill_share=0.5)
-    world.add("it", 20)
-    world.add("other", 20)
+    world = World(max_num_batched_tokens=16, max_prefill_share=0.5)
+    for request_id in ("other", "and another", "it"):
+        world.add(request_id, 20)
     world.step()
     return world
 
@@ -148,6 +148,26 @@ def test_a_running_request_that_advances_fully_has_no_limit():
     world.add("r", 3, max_tokens=20)
     world.step()
     assert (why(world, "r").limit, why(world, "r").position) == (None, None)
+
+
+def test_whoever_came_after_the_last_plan_is_told_no_limit():
+    world = World(max_num_seqs=1)
+    world.add("running", 3)
+    world.add("behind", 3)
+    world.step()
+    world.add("late", 3)
+    assert explain(world.scheduler, "behind").limit is Limit.MAX_NUM_SEQS
+    assert explain(world.scheduler, "late").limit is None
+
+
+def test_who_was_displaced_for_a_slot_is_told_so():
+    world = World(max_num_seqs=1, scheduling_policy="priority")
+    world.add("low", 3, max_tokens=9, priority=5)
+    world.step()
+    world.add("urgent", 3, priority=0)
+    world.step()
+    found = explain(world.scheduler, "low")
+    assert (found.limit, found.detail) == (Limit.MAX_NUM_SEQS, "gave way to urgent")
 
 
 def test_a_victim_is_told_for_whom_it_gave_way():

@@ -173,7 +173,7 @@ def test_a_lone_request_that_gives_way_to_itself_is_found(monkeypatch: pytest.Mo
     def give_way(self: Advancing, request: Request, num_planned: int) -> tuple[int, ...] | None:
         block_ids = self._kv.extend(request.request_id, num_planned)
         if block_ids is None:
-            self._scheduler.preempt(request, request, self._draft)
+            self._scheduler.preempt(request, request, Limit.KV_BLOCKS, self._draft)
         return block_ids
 
     monkeypatch.setattr(Advancing, "_take_blocks", give_way)
@@ -220,7 +220,7 @@ def test_a_block_that_is_findable_before_it_is_computed_is_found(monkeypatch: py
 
 def test_a_full_hit_that_leaves_nothing_to_compute_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVManager, "_max_shared", lambda self, num_tokens: num_tokens // self.block_size)
-    found(tiny(SHORT, SHORT), Kind.PLAN)
+    found(tiny(SHORT, SHORT), Kind.DEADLOCK)  # there is nothing to run, so it is never admitted
 
 
 def test_memory_promised_twice_costs_no_more_than_preemptions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,43 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(policy):
     assert world.scheduler.kv.pool.num_free_blocks == world.config.num_blocks
 
 
+def test_a_gate_that_raises_ends_its_request_and_nobody_is_lost():
+    class Exploding:
+        @property
+        def is_ready(self) -> bool:
+            raise ValueError("regex")
+
+    world = World()
+    world.add("held", 3, grammar=FakeGrammar())
+    world.add("structured", 3, grammar=Exploding())
+    world.add("plain", 3)
+    world.step()
+    assert world.reasons == {"structured": FinishReason.ERROR}
+    assert "held" in world.scheduler.waiting
+    assert "plain" in world.scheduler.running
+
+
+def test_requests_beyond_those_that_wait_for_grammars_are_reached_however_many_those_are():
+    world = World(max_num_seqs=1)
+    for number in range(300):
+        world.add(f"structured{number}", 3, grammar=FakeGrammar())
+    world.add("plain", 3, max_tokens=2)
+    assert list(world.step().num_scheduled_tokens) == ["plain"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_for_another_adapter_gets_its_place_although_the_first_is_always_wanted(policy):
+    """Requests for A never stop coming; B waits no longer than the age limit, and then for those that run."""
+    world = World(max_adapters=1, max_num_seqs=2, scheduling_policy=policy, lookahead_age_limit_s=5.0, num_blocks=256)
+    world.add("b", 3, max_tokens=2, prefix_key=PrefixKey(adapter="A"))
+    world.step()
+    waiting = world.add("other", 3, max_tokens=2, prefix_key=PrefixKey(adapter="B"))
+    for number in range(40):
+        world.add(f"a{number}", 3, max_tokens=4, prefix_key=PrefixKey(adapter="A"))
+        world.step()
+    assert waiting.num_output_tokens > 0
+
+
 def test_a_request_that_waits_for_its_grammar_may_be_aborted():
     world = World()
     world.add("structured", 3, grammar=FakeGrammar())

@@ -54,7 +54,7 @@ def test_every_unfinished_prompt_gets_half_of_an_equal_share_in_every_step(num_d
             num_shared_steps += len(unfinished) > 1
             for request_id, num_remaining in unfinished.items():
                 assert plan.num_scheduled_tokens[request_id] >= min(floor, num_remaining)
-    assert num_shared_steps >= (2 if share < 1.0 else 0)
+    assert num_shared_steps >= (2 if share < 0.9 else 0)
 
 
 # --- going past a request that waits for memory ---

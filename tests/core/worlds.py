@@ -9,7 +9,7 @@ from noria.config import SchedulerConfig
 from noria.core.draft import PlanDraft
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.gates import Grammar
-from noria.core.plan import StepPlan
+from noria.core.plan import Limit, StepPlan
 from noria.core.request import Request
 from noria.core.scheduler import Drafter, Scheduler
 from noria.fakes import ManualClock, ScriptedRunner
@@ -60,6 +60,7 @@ class World:
         priority: int = 0,
         tenant: str | None = None,
         grammar: Grammar | None = None,
+        parent_id: str | None = None,
         **sampling: Any,
     ) -> Request:
         """Adds a request; a number stands for a prompt of that many tokens, unlike any other request's."""
@@ -73,6 +74,7 @@ class World:
             prefix_key=prefix_key or PrefixKey(tenant=tenant),
             priority=priority,
             grammar=grammar,
+            parent_id=parent_id,
         )
         self.scheduler.add(request, self.clock())
         self.requests[request_id] = request
@@ -112,7 +114,8 @@ class World:
     def preempt(self, request_id: str) -> None:
         """Takes everything from a running request between two steps, as memory pressure would in one."""
         draft = PlanDraft(0)
-        self.scheduler.preempt(self.requests[request_id], self.requests[request_id], draft)
+        request = self.requests[request_id]
+        self.scheduler.preempt(request, request, Limit.KV_BLOCKS, draft)
         self.runner.execute(draft.freeze(0, []))
         self.scheduler.check()
 

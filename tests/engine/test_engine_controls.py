@@ -79,8 +79,21 @@ def test_kv_of_other_weights_is_never_found():
     assert num_cached(core, "back") == 0, "weights may have the name of earlier ones and be others"
 
 
-def test_what_requests_compute_across_a_change_of_weights_is_never_found():
-    """One has run half of its prompt, one waits; both end under the new weights."""
+def test_what_a_request_computes_across_a_change_of_weights_is_never_found():
+    """It has run half of its prompt, and ends under the new weights."""
+    core = engine(max_num_batched_tokens=8)
+    core.weights_version = "W1"
+    core.add_request(request("running", (*SHARED, 1), max_tokens=20))
+    core.step()
+    core.weights_version = "W2"
+    run(core)
+    assert num_cached(core, "new") == 0
+    core.weights_version = "W1"
+    assert num_cached(core, "back") == 0
+
+
+def test_a_request_that_waits_across_a_change_of_weights_goes_by_the_new_name():
+    """All of its KV is computed with the new weights, so whoever comes later may have it, and only under that name."""
     core = engine(max_num_seqs=1, max_num_batched_tokens=8)
     core.weights_version = "W1"
     core.add_request(request("running", (*SHARED, 1), max_tokens=20))
@@ -88,7 +101,7 @@ def test_what_requests_compute_across_a_change_of_weights_is_never_found():
     core.step()
     core.weights_version = "W2"
     run(core)
-    assert num_cached(core, "new") == 0
+    assert num_cached(core, "new") == 12
     core.weights_version = "W1"
     assert num_cached(core, "back") == 0
 
@@ -112,6 +125,23 @@ def test_a_reset_is_complete_and_disturbs_nobody():
     core.reset_prefix_cache()
     assert run(core) == run(undisturbed)
     assert num_cached(core, "later") == 0
+
+
+def test_a_subscriber_that_fails_is_told_nothing_more_and_nobody_else_notices(caplog: pytest.LogCaptureFixture):
+    core = engine()
+    calls = []
+
+    def away(events: tuple[KVEvent, ...]) -> None:
+        calls.append(events)
+        raise ConnectionError("router is away")
+
+    core.subscribe_kv_events(away)
+    assert num_cached(core, "first") == 0
+    core.reset_prefix_cache()
+    assert num_cached(core, "second") == 0
+    assert num_cached(core, "third") == 12
+    assert len(calls) == 1
+    assert "router is away" in caplog.text
 
 
 def test_kv_events_reach_the_subscriber_and_a_reset_at_once():

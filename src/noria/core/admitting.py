@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OWN_LIMITS = frozenset({Limit.PREFIX_BEING_COMPUTED, Limit.GRAMMAR, Limit.ADAPTERS})
+_OWN_LIMITS = frozenset({Limit.PREFIX_BEING_COMPUTED, Limit.GRAMMAR, Limit.ADAPTERS, Limit.PREFILL_SHARE})
 """What a request waits for by itself: others go by."""
 
 
 class Admitting:
-    """One step's admission. `run` is called once."""
+    """One step's admission: `run`, then `admit_late` with what is left at the end of the step, then `put_back`."""
 
     def __init__(self, scheduler: Scheduler, draft: PlanDraft, rule: ChunkRule, now_s: float) -> None:
         self._scheduler = scheduler
@@ -48,20 +48,31 @@ class Admitting:
 
     def run(self) -> None:
         limit = self._closed()
-        try:
-            while limit is None:
-                request = self._next()
-                if request is None:
-                    break
-                own_limit = self._try_or_refuse(request)
-                limit = self._ends_with(own_limit, request) or self._closed()
-            if limit is None and self._scheduler.paused is not None:
-                limit = Limit.PAUSED
-            if limit is not None:
-                self._draft.end_admission(limit, len(self._waiting), self._config.scheduling_policy, len(self._held))
-        finally:
-            for request in reversed(self._held):
-                self._waiting.put_back(request)
+        while limit is None:
+            request = self._next()
+            if request is None:
+                break
+            own_limit = self._try_or_refuse(request)
+            limit = self._ends_with(own_limit, request) or self._closed()
+        if limit is None and self._scheduler.paused is not None:
+            limit = Limit.PAUSED
+        if limit is not None:
+            self._draft.end_admission(limit, len(self._waiting), self._config.scheduling_policy, len(self._held))
+
+    def admit_late(self) -> None:
+        """What neither short newcomers nor running prompts could use is for long newcomers after all."""
+        self._rule.serve_everybody()
+        for request in [r for r in self._held if self._draft.is_held_by(r.request_id, Limit.PREFILL_SHARE)]:
+            if self._closed() is not None:
+                return
+            self._draft.unhold(request.request_id)
+            self._held.remove(request)
+            self._try_or_refuse(request)
+
+    def put_back(self) -> None:
+        """Whoever was looked at and not admitted waits as before. Comes last, whatever happened."""
+        for request in reversed(self._held):
+            self._waiting.put_back(request)
 
     def _next(self) -> Request | None:
         if self._scheduler.paused is not None:
@@ -73,10 +84,11 @@ class Admitting:
         if self._draft.preemptions:
             return Limit.PREEMPTING_STEP
         is_full = len(self._scheduler.running) >= self._config.num_slots
-        if is_full and not self._waiting.can_displace(self._scheduler.running):
-            return Limit.MAX_NUM_SEQS
         if self._draft.num_tokens_left == 0 and not is_full:
             return Limit.TOKEN_BUDGET
+        if is_full and not self._waiting.can_displace(self._scheduler.running):
+            is_budget = self._config.num_slots < self._config.max_num_seqs
+            return Limit.TOKEN_BUDGET if is_budget else Limit.MAX_NUM_SEQS
         if len(self._held) >= self._config.max_num_looks:  # bounds the work of one step
             return Limit.ADMISSION_SCAN
         return None
@@ -186,7 +198,7 @@ class Admitting:
         num_missing = request.num_tokens - len(match.block_ids) * config.block_size
         num_tokens = request.num_tokens
         if not config.reserve_full_sequence:
-            num_tokens -= num_missing - self._rule.next_chunk(num_missing, num_left)[0]
+            num_tokens -= num_missing - max(1, self._first_chunk(request, num_missing, num_left)[0])
         num_kept = self._margin(without) if num_running else 0
         num_spare = self._kv.num_spare_blocks(match, num_tokens, without.kv if without else None)
         if num_spare < num_kept:
@@ -195,9 +207,14 @@ class Admitting:
                 f"{num_free - num_owed - num_spare} blocks needed, {num_free} free, of which {num_owed} are owed and "
                 f"{num_kept} kept free"
             )
-        if num_left == 0 or (num_missing > num_left and not config.enable_chunked_prefill):
-            return Limit.TOKEN_BUDGET, f"{num_missing} tokens to run, {num_left} left in the budget"
+        num_tokens, limit = self._first_chunk(request, num_missing, num_left)
+        if num_tokens <= 0 or (num_tokens < num_missing and not config.enable_chunked_prefill):
+            return limit, f"{num_missing} tokens to run, {num_left} left in the budget"
         return None
+
+    def _first_chunk(self, request: Request, num_missing: int, num_left: int) -> tuple[int, Limit]:
+        may_wait = self._waiting.looks_ahead and request.state is RequestState.WAITING
+        return self._rule.next_chunk(num_missing, num_left, may_wait=may_wait)
 
     def _margin(self, without: Displacement | None) -> int:
         num_tokens_ahead = self._scheduler.running.num_tokens_ahead - (without.num_tokens_ahead if without else 0)
@@ -210,7 +227,8 @@ class Admitting:
         it has gone first for some reason of its class.
         """
         running = self._scheduler.running
-        candidates = [] if limit is Limit.TOKEN_BUDGET else self._waiting.displaceable(urgent, running)
+        for_places = limit in (Limit.MAX_NUM_SEQS, Limit.KV_BLOCKS)
+        candidates = self._waiting.displaceable(urgent, running) if for_places else []
         candidates = [r for r in candidates if not self._draft.is_newcomer(r.request_id)]
         if not candidates:
             return False
@@ -240,7 +258,7 @@ class Admitting:
         kv, draft, scheduler = self._kv, self._draft, self._scheduler
         num_cached = len(match.block_ids) * self._config.block_size
         num_missing = request.num_tokens - num_cached
-        num_tokens, limit = self._rule.next_chunk(num_missing, draft.num_tokens_left)
+        num_tokens, limit = self._first_chunk(request, num_missing, draft.num_tokens_left)
         num_planned = num_cached + num_tokens
         num_known = request.num_tokens if self._config.reserve_full_sequence else num_planned
         if not kv.admit(request.request_id, hashes, match, num_tokens=num_known, num_planned=num_planned):
@@ -253,7 +271,6 @@ class Admitting:
             request.num_cached_tokens = num_cached
         scheduler.running.add(request)
         draft.admit(request, num_tokens, limit, kv.block_ids(request.request_id))
-        self._rule.spend(num_missing, num_tokens)
         self._waiting.note_admitted(request)
         self._waiting.charge_prompt(request, num_cached, num_planned)
         return None

@@ -71,14 +71,12 @@ class Advancing:
             request.draft_token_ids = ()
 
     def _run_chunk(self, request: Request) -> None:
-        num_wanted = request.num_remaining
-        num_tokens, limit = self._rule.next_chunk(num_wanted, self._draft.num_tokens_left)
+        num_tokens, limit = self._rule.next_chunk(request.num_remaining, self._draft.num_tokens_left)
         if request.draft_token_ids:
             num_tokens = self._cut_drafts(request, num_tokens)
         block_ids = self._take_blocks(request, request.num_computed + num_tokens)
         if block_ids is not None:
             self._draft.advance(request, num_tokens, limit, block_ids)
-            self._rule.spend(num_wanted, num_tokens)
 
     def _cut_drafts(self, request: Request, num_tokens: int) -> int:
         """Leaves only drafts that fit, and returns how many tokens that makes: nobody is preempted for a guess."""

@@ -33,7 +33,7 @@ class PlanDraft:
         self._num_scheduled: dict[str, int] = {}
         self._admitted: dict[str, Admitted] = {}
         self._new_block_ids: dict[str, tuple[int, ...]] = {}
-        self._held: list[Held] = []
+        self._held: dict[str, Held] = {}
         self._admission_end: AdmissionEnd | None = None
 
     def is_scheduled(self, request_id: str) -> bool:
@@ -89,7 +89,15 @@ class PlanDraft:
         assert request_id not in self._admitted, "a newcomer gives way to nobody"
 
     def hold(self, request: Request, limit: Limit, detail: str = "") -> None:
-        self._held.append(Held(request.request_id, limit, detail))
+        self._held[request.request_id] = Held(request.request_id, limit, detail)
+
+    def is_held_by(self, request_id: str, limit: Limit) -> bool:
+        held = self._held.get(request_id)
+        return held is not None and held.limit is limit
+
+    def unhold(self, request_id: str) -> None:
+        """The request is looked at again."""
+        del self._held[request_id]
 
     def end_admission(self, limit: Limit, num_behind: int, queue: str, position: int) -> None:
         """Nobody further back in the queue was looked at."""
@@ -112,6 +120,6 @@ class PlanDraft:
             preemptions=tuple(self.preemptions),
             drafts=drafts,
             finished=tuple(finished),
-            held=tuple(self._held),
+            held=tuple(self._held.values()),
             admission_end=self._admission_end,
         )

@@ -159,9 +159,10 @@ class Request:
             raise AssertionError(f"{self.request_id}: {self.state.name} cannot become {state.name}")
         self.state = state
 
-    def follow_weights(self, version: str) -> None:
-        """What it computes from now on is computed with these weights: its KV goes by another name."""
-        if version != self.prefix_key.weights_version:
+    def follow_weights(self, version: str | None) -> None:
+        """What it computes from now on is computed with these weights (None: with those it was made for), and its KV
+        goes by their name."""
+        if version is not None and version != self.prefix_key.weights_version:
             self.prefix_key = msgspec.structs.replace(self.prefix_key, weights_version=version)
             self.prefix_root = self.prefix_key.root()
             self.block_hashes = []

@@ -60,8 +60,8 @@ class Scheduler:
         self._num_entries_kept = 0
         self.paused: PauseMode | None = None
         self.is_draining = False
-        self.weights_version = ""
-        """Which weights the worker has: part of the name of what it computes."""
+        self.weights_version: str | None = None
+        """Which weights the worker has: part of the name of what it computes. None: what each request says."""
         self.drafter = drafter
         self._gates: list[Gate] = [GrammarGate()]
         if config.max_adapters is not None:
@@ -70,6 +70,8 @@ class Scheduler:
         self._deadlines = Deadlines(config.first_token_deadline_s, config.request_deadline_s)
         self.last_plan: StepPlan | None = None
         self._in_flight = PlanDraft(0)
+        self._cached_counts: dict[str, int] = {}  # good while the pool's content does not change
+        self._counted_at = -1
         self._events: list[RequestEvent] = []  # of requests that ended by themselves between results
         self._finished_ids: list[str] = []  # told to the worker with the next plan
         self._arrivals: list[Arrival] = []  # told to the next record
@@ -159,16 +161,19 @@ class Scheduler:
         self.num_arrived_at_plan = self.num_arrived
         for request, why in self._deadlines.pop_overdue(now_s):
             self._end(request, FinishReason.TIMEOUT, now_s, error=why, error_code="deadline_exceeded")
-        self.waiting.note_step()
         draft = self._in_flight = PlanDraft(self.config.max_num_batched_tokens)
         if self.paused is PauseMode.KEEP:
             draft.end_admission(Limit.PAUSED, len(self.waiting), self.config.scheduling_policy, 0)
         else:
-            rule = ChunkRule(self.config, is_alone=self.num_unfinished == 1)
-            advancing = Advancing(self, draft, rule)
+            rule = ChunkRule(self.config, is_alone=self.num_unfinished == 1, somebody_waits=len(self.waiting) > 0)
+            advancing, admitting = Advancing(self, draft, rule), Admitting(self, draft, rule, now_s)
             advancing.run()
-            Admitting(self, draft, rule, now_s).run()
-            advancing.top_up()
+            try:
+                admitting.run()
+                advancing.top_up()
+                admitting.admit_late()
+            finally:
+                admitting.put_back()
         self.margin.note_step()
         finished, self._finished_ids = self._finished_ids, []
         self._num_steps += 1
@@ -213,8 +218,14 @@ class Scheduler:
     def _count_cached(self, request: Request) -> int:
         if not self.config.enable_prefix_caching:
             return 0
-        match = self.kv.match(request.hash_blocks(self.config.block_size), request.num_tokens)
-        return len(match.block_ids) * self.config.block_size
+        if self.kv.pool.version != self._counted_at:
+            self._counted_at = self.kv.pool.version
+            self._cached_counts.clear()
+        count = self._cached_counts.get(request.request_id)
+        if count is None:
+            match = self.kv.match(request.hash_blocks(self.config.block_size), request.num_tokens)
+            count = self._cached_counts[request.request_id] = len(match.block_ids) * self.config.block_size
+        return count
 
     # --- learning -------------------------------------------------------------------------------------------------
 
@@ -224,7 +235,7 @@ class Scheduler:
         Raises `EngineError`, before anything has changed, if the result is not what the plan asked for: a request that
         is owed a token and gets none would wait for ever.
         """
-        assert plan is self.last_plan, "the result is for another plan than the last"
+        assert plan.step == self._num_steps, "the result is for another plan than the last"
         draft = self._in_flight
         check_result(plan, result, draft.chunks)
         if draft.has_steady:
@@ -395,6 +406,7 @@ class Scheduler:
         elif request_id in self.waiting:  # else it is being looked at for admission
             self.waiting.remove(request_id)
         request.move_to(RequestState.FINISHED)
+        self._cached_counts.pop(request_id, None)
         self.waiting.note_ended(request)
         self._deadlines.note_ending(self.num_unfinished)
         self._finished_ids.append(request_id)

@@ -48,6 +48,7 @@ class EngineCore:
         self._seeds = random.Random(seed)
         self._clock = clock
         self._num_failed_steps = 0
+        scheduler.weights_version = ""
 
     @property
     def records(self) -> deque[StepRecord]:
@@ -70,7 +71,7 @@ class EngineCore:
     @property
     def weights_version(self) -> str:
         """Which weights the runner has; part of the name of all KV content."""
-        return self.scheduler.weights_version
+        return self.scheduler.weights_version or ""
 
     @weights_version.setter
     def weights_version(self, version: str) -> None:

@@ -25,6 +25,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, on_forget: Callable[[bytes], None] | None = None) -> None:
         self.num_blocks = num_blocks
         self.on_forget = on_forget
+        self.version = 0
+        """Changes whenever something becomes findable or stops being so."""
         self._references = [0] * (num_blocks + 1)
         self._hash_of: list[bytes | None] = [None] * (num_blocks + 1)
         self._block_of: dict[bytes, int] = {}
@@ -96,6 +98,7 @@ class BlockPool:
             return False
         self._block_of[block_hash] = block_id
         self._hash_of[block_id] = block_hash
+        self.version += 1
         return True
 
     def forget_all(self) -> None:
@@ -103,6 +106,7 @@ class BlockPool:
         for block_id in self._block_of.values():
             self._hash_of[block_id] = None
         self._block_of.clear()
+        self.version += 1
         self._blank[:0] = reversed(self._idle)  # the order of reuse stays what it was
         self._idle.clear()
 
@@ -111,6 +115,7 @@ class BlockPool:
         assert block_hash is not None, "an idle block has content"
         del self._block_of[block_hash]
         self._hash_of[block_id] = None
+        self.version += 1
         if self.on_forget is not None:
             self.on_forget(block_hash)
 

@@ -105,9 +105,6 @@ class Policy(ABC):
 
     # --- news ---
 
-    def note_step(self) -> None:
-        """A step begins to be planned."""
-
     def note_arrival(self, request: Request) -> None:
         """A request was accepted; `push` follows."""
 

@@ -1,7 +1,7 @@
 """Longest cached prefix first: with a deep queue and a small pool, requests that share a prefix run back to back.
 
-Only the `lpm_window` earliest waiting requests are compared, and each is looked up in the cache once per step: a step's
-cost does not grow with the queue, but it does with the window and with the length of what is cached.
+Only the `lpm_window` earliest waiting requests are compared, and each is looked up again only when the cache has
+changed: a step's cost does not grow with the queue, but it does with the window and the length of what is cached.
 
 The bound: a request is overtaken by at most `lpm_max_overtakes` later arrivals, after which it goes first. (Requests
 that wait for memory can be overtaken within the limits of the look-ahead besides, as under every policy.)
@@ -23,10 +23,6 @@ class LongestPrefixPolicy(Policy):
         self._behind = OrderedQueue()  # everybody here comes after everybody in the window
         self._last_of_window = (False, 0)  # an upper bound of the window's order
         self._num_overtakes: dict[str, int] = {}
-        self._num_cached: dict[str, int] = {}  # as found in this step
-
-    def note_step(self) -> None:
-        self._num_cached.clear()
 
     def _enqueue(self, request: Request) -> None:
         self._num_overtakes.setdefault(request.request_id, 0)
@@ -47,10 +43,7 @@ class LongestPrefixPolicy(Policy):
     def _turn(self, request: Request) -> tuple[int, int, tuple[bool, int]]:
         if request.num_preemptions or self._num_overtakes[request.request_id] >= self.config.lpm_max_overtakes:
             return 0, 0, arrival_order(request)
-        num_cached = self._num_cached.get(request.request_id)
-        if num_cached is None:
-            num_cached = self._num_cached[request.request_id] = self._count_cached(request)
-        return 1, -num_cached, arrival_order(request)
+        return 1, -self._count_cached(request), arrival_order(request)
 
     def _discard(self, request: Request) -> None:
         if self._window.pop(request.request_id, None) is None:
