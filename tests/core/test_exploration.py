@@ -145,7 +145,8 @@ def test_a_policy_that_sends_away_whoever_is_furthest_is_a_livelock(monkeypatch:
 
 
 def test_prompts_that_wait_for_each_others_blocks_are_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = tiny(LONG, OTHER, reserve_full_sequence=False, enable_prefix_caching=False)
+    switches = {"reserve_full_sequence": False, "enable_prefix_caching": False, "max_prefill_share": 1.0}
+    world = tiny(LONG, OTHER, **switches, long_prefill_token_threshold=2)
     assert not explore(world).found
 
     def never_preempt(self: Advancing, request: Request, num_planned: int) -> tuple[int, ...] | None:
@@ -220,7 +221,7 @@ def test_a_block_that_is_findable_before_it_is_computed_is_found(monkeypatch: py
 
 def test_a_full_hit_that_leaves_nothing_to_compute_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVManager, "_max_shared", lambda self, num_tokens: num_tokens // self.block_size)
-    found(tiny(SHORT, SHORT), Kind.DEADLOCK)  # there is nothing to run, so it is never admitted
+    found(tiny(SHORT, SHORT, max_prefill_share=1.0), Kind.DEADLOCK)  # there is nothing to run, so it is never admitted
 
 
 def test_memory_promised_twice_costs_no_more_than_preemptions(monkeypatch: pytest.MonkeyPatch) -> None:
