@@ -1,8 +1,9 @@
 """`noria bench scheduler`: what planning a step costs, without any model.
 
-Measures `Scheduler.schedule` plus `Scheduler.update` in steady decode, with and without a long queue behind, and
-`Scheduler.add` with the making of the request and its hashing. The worker's answer is made up between the two and
-not counted. Block boundaries, hashes and records are in it, over whole cycles of a block; ends of requests are not.
+Measures `Scheduler.schedule` plus `Scheduler.update` in steady decode: alone, with a long queue behind that waits for
+slots, and with a short one that waits for memory and is looked at in every step. And `Scheduler.add`, with the making
+of the request and its hashing. The worker's answer is made up between the two and not counted. Block boundaries,
+hashes and records are in it, over whole cycles of a block; ends of requests are not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterable
 
 from noria.config import SchedulerConfig
+from noria.core.margin import Margin
 from noria.core.plan import StepPlan, StepResult
 from noria.core.request import Request
 from noria.core.scheduler import Scheduler
@@ -19,6 +21,7 @@ from noria.sampling import SamplingParams
 
 BATCHES = (256, 1024)
 NUM_QUEUED = 10_000
+NUM_BLOCKED = 20
 NUM_PROMPT_TOKENS = 128
 _FOREVER = SamplingParams(max_tokens=100_000)
 
@@ -26,12 +29,12 @@ _FOREVER = SamplingParams(max_tokens=100_000)
 class _Decoding:
     """`num_running` requests that decode for ever, at all places within a block."""
 
-    def __init__(self, num_running: int, policy: str) -> None:
+    def __init__(self, num_running: int, policy: str, *, blocked: bool = False) -> None:
         num_blocks = num_running * 400
         self.config = SchedulerConfig(
             max_model_len=num_blocks * 16,
             num_blocks=num_blocks,
-            max_num_seqs=num_running,
+            max_num_seqs=num_running + (NUM_BLOCKED if blocked else 0),
             max_num_batched_tokens=max(8192, 2 * num_running),
             scheduling_policy=policy,
             max_num_queued_reqs=10 * NUM_QUEUED,
@@ -44,6 +47,10 @@ class _Decoding:
             self.scheduler.add(Request(f"running-{i}", prompt, _FOREVER), 0.0)
         while len(self.scheduler.running) < num_running or self.scheduler.running.catching_up:
             self.step_s()
+
+        if blocked:
+            self.scheduler.margin = Margin(num_blocks, watermark=1.0, adaptive=False)  # nobody comes in any more
+            self.queue(NUM_BLOCKED)
 
     def queue(self, num_requests: int) -> None:
         for i in range(num_requests):
@@ -80,16 +87,21 @@ def measure_scheduler(*, policy: str = "fcfs", num_rounds: int = 9, num_steps: i
     for num_running in BATCHES:
         quiet, queued = _Decoding(num_running, policy), _Decoding(num_running, policy)
         queued.queue(NUM_QUEUED)
-        # In turn, so that a change of the machine's mode meets both alike.
-        pairs = [
-            (quiet.us_per_request_step(num_steps), queued.us_per_request_step(num_steps)) for _ in range(num_rounds)
-        ]
+        blocked = _Decoding(num_running, policy, blocked=True)
+        # In turn, so that a change of the machine's mode meets all alike.
+        rounds = [[each.us_per_request_step(num_steps) for each in (quiet, queued, blocked)] for _ in range(num_rounds)]
         result |= {
-            f"us_per_request_step_{num_running}": _median(pair[0] for pair in pairs),
-            f"us_per_request_step_{num_running}_queued": _median(pair[1] for pair in pairs),
-            f"queued_ratio_{num_running}": _median(pair[1] / pair[0] for pair in pairs),
+            f"us_per_request_step_{num_running}": _median(times[0] for times in rounds),
+            f"us_per_request_step_{num_running}_queued": _median(times[1] for times in rounds),
+            f"queued_ratio_{num_running}": _median(times[1] / times[0] for times in rounds),
+            f"us_per_request_step_{num_running}_blocked": _median(times[2] for times in rounds),
         }
-    return result | {"num_queued": NUM_QUEUED, "us_per_add": _us_per_add(num_rounds), "add_tokens": NUM_PROMPT_TOKENS}
+    return result | {
+        "num_queued": NUM_QUEUED,
+        "num_blocked": NUM_BLOCKED,
+        "us_per_add": _us_per_add(num_rounds),
+        "add_tokens": NUM_PROMPT_TOKENS,
+    }
 
 
 def _us_per_add(num_rounds: int, num_requests: int = 500) -> float:
