@@ -291,7 +291,7 @@ def test_what_the_queue_can_never_take_is_the_error_of_its_prompt() -> None:
 
 
 def test_a_deadline_is_the_error_of_its_request() -> None:
-    [result] = alphabet_llm(request_deadline_s=0.0).generate("a", FOUR)
+    [result] = alphabet_llm(request_deadline_s=1e-9).generate("a", FOUR)
     assert isinstance(result.error, UnavailableError)
     assert result.error.code == "deadline_exceeded"
 

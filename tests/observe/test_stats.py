@@ -130,7 +130,7 @@ def test_what_preemptions_cost_is_counted_in_tokens():
 
 
 def test_unfinished_prompts_that_run_are_not_among_those_that_wait():
-    world = World(max_num_batched_tokens=8, max_num_seqs=2)
+    world = World(max_num_batched_tokens=8, max_num_seqs=3, max_prefill_share=1.0)
     for request_id in ("a", "b", "c"):
         world.add(request_id, 30)
     world.step()
