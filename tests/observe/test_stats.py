@@ -130,14 +130,14 @@ def test_what_preemptions_cost_is_counted_in_tokens():
 
 
 def test_unfinished_prompts_that_run_are_not_among_those_that_wait():
-    world = World(max_num_batched_tokens=8, max_num_seqs=3, max_prefill_share=1.0)
+    world = World(max_num_batched_tokens=8, max_num_seqs=2)
     for request_id in ("a", "b", "c"):
         world.add(request_id, 30)
     world.step()
     stats = EngineStats(64)
     stats.add(world.scheduler.records[-1])
     assert stats.num_waiting == 1
-    assert {limit: n for limit, n in stats.waiting_by_reason.items() if n} == {Limit.TOKEN_BUDGET: 1}
+    assert {limit: n for limit, n in stats.waiting_by_reason.items() if n} == {Limit.MAX_NUM_SEQS: 1}
 
 
 def test_the_pages_gauges_are_those_of_the_last_step():
