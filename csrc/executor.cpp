@@ -1,0 +1,485 @@
+#include "executor.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+
+#include "numbers.h"
+
+namespace noria {
+
+namespace {
+
+constexpr int kQueriesPerItem = 16;
+constexpr int kRowsPerTurn = 4;
+constexpr int kTurnsPerThread = 4;
+
+}  // namespace
+
+Kind kind_of(const std::string& name) {
+  static const std::pair<const char*, Kind> kinds[] = {
+      {"embedding", Kind::kEmbedding}, {"norm", Kind::kNorm},     {"pack", Kind::kPack},
+      {"product", Kind::kProduct},     {"rotary", Kind::kRotary}, {"rotary_table", Kind::kRotaryTable},
+      {"attention", Kind::kAttention}};
+  for (const auto& [known, kind] : kinds)
+    if (name == known) return kind;
+  throw std::invalid_argument("no operation is called " + name);
+}
+
+Epilogue epilogue_of(const std::string& name) {
+  if (name == "store") return Epilogue::kStore;
+  if (name == "add") return Epilogue::kAdd;
+  if (name == "silu_mul") return Epilogue::kSiluMul;
+  throw std::invalid_argument("no epilogue is called " + name);
+}
+
+template <typename T>
+Executor<T>::Executor(int num_threads, GemmKernel<T> kernel) : kernel_(kernel), pool_(num_threads) {
+  for (int thread = 0; thread < num_threads; ++thread) scratch_.emplace_back();
+}
+
+// --- weights ---
+
+template <typename T>
+int Executor<T>::begin_matrix(int outputs, int inputs, bool interleave) {
+  auto matrix = std::make_unique<Matrix>();
+  matrix->outputs = outputs;
+  matrix->inputs = inputs;
+  matrix->interleave = interleave;
+  matrix->panels = interleave ? (outputs / 2 + 15) / 16 : (outputs + kPanel - 1) / kPanel;
+  matrix->num_slabs = (inputs + kSlab - 1) / kSlab;
+  matrix->data = Array<T>(size_t(matrix->panels) * kPanel * matrix->num_slabs * kSlab);
+  matrices_.push_back(std::move(matrix));
+  return int(matrices_.size()) - 1;
+}
+
+// Where output `row` stands among the packed ones. Interleaved: each panel has 16 of the first half of the outputs,
+// then the 16 of the second half that belong to them.
+template <typename T>
+int Executor<T>::packed_row(const Matrix& matrix, int row) const {
+  if (!matrix.interleave) return row;
+  const int half = matrix.outputs / 2, within = row % half;
+  return within / 16 * kPanel + within % 16 + (row < half ? 0 : 16);
+}
+
+template <typename T>
+size_t Executor<T>::packed_index(const Matrix& matrix, int row, int k) const {
+  const size_t panel = size_t(row / kPanel) * kPanel * matrix.num_slabs * kSlab;
+  const int column = row % kPanel;
+  if constexpr (sizeof(T) == 2) return panel + size_t(k / 2) * kPanel * 2 + column * 2 + k % 2;
+  return panel + size_t(k) * kPanel + column;
+}
+
+template <typename T>
+template <typename Source>
+void Executor<T>::fill(int index, int first_row, int num_rows, const Source* data) {
+  Matrix& matrix = *matrices_.at(index);
+  if (first_row < 0 || num_rows < 0 || first_row + num_rows > matrix.outputs) throw std::out_of_range("matrix rows");
+  std::atomic<int> next{0};
+  pool_.run([&](int) {
+    constexpr int kStep = 32;
+    for (int begin; (begin = next.fetch_add(kStep)) < num_rows;) {
+      for (int i = begin; i < std::min(begin + kStep, num_rows); ++i) {
+        const int row = packed_row(matrix, first_row + i);
+        const Source* from = data + size_t(i) * matrix.inputs;
+        for (int k = 0; k < matrix.inputs; ++k) {
+          T& to = matrix.data.data()[packed_index(matrix, row, k)];
+          if constexpr (sizeof(Source) == sizeof(T)) {
+            to = from[k];
+          } else if constexpr (sizeof(T) == 2) {
+            to = from_float<T>(from[k]);
+          } else {
+            to = to_float(from[k]);
+          }
+        }
+      }
+    }
+  });
+}
+
+template <typename T>
+void Executor<T>::fill_matrix(int matrix, int first_row, int num_rows, const float* data) {
+  fill(matrix, first_row, num_rows, data);
+}
+
+template <typename T>
+void Executor<T>::fill_matrix(int matrix, int first_row, int num_rows, const bf16* data) {
+  fill(matrix, first_row, num_rows, data);
+}
+
+template <typename T>
+void Executor<T>::set_bias(int index, std::vector<float> bias) {
+  Matrix& matrix = *matrices_.at(index);
+  if (int(bias.size()) != matrix.outputs) throw std::invalid_argument("a bias has as many numbers as outputs");
+  matrix.bias.assign(size_t(matrix.panels) * kPanel, 0.0f);
+  for (int row = 0; row < matrix.outputs; ++row) matrix.bias[packed_row(matrix, row)] = bias[row];
+}
+
+template <typename T>
+int Executor<T>::add_vector(std::vector<float> values) {
+  vectors_.push_back(std::move(values));
+  return int(vectors_.size()) - 1;
+}
+
+template <typename T>
+int Executor<T>::add_rows(int width) {
+  rows_.push_back({width, {}});
+  return int(rows_.size()) - 1;
+}
+
+template <typename T>
+int Executor<T>::add_slabs(int width) {
+  slabs_.push_back({width, {}});
+  return int(slabs_.size()) - 1;
+}
+
+template <typename T>
+int Executor<T>::add_attention(AttentionShape shape) {
+  if (shape.head_dim % 16 || shape.head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim must be a multiple of 16, at most 256");
+  if (shape.num_heads % shape.num_kv_heads) throw std::invalid_argument("heads must share key/value heads evenly");
+  shapes_.push_back(shape);
+  return int(shapes_.size()) - 1;
+}
+
+template <typename T>
+void Executor<T>::add_operation(Operation operation) {
+  operations_.push_back(std::move(operation));
+  counters_ = std::vector<std::atomic<int>>(operations_.size());
+}
+
+template <typename T>
+void Executor<T>::allocate_kv(int num_layers, int num_blocks, int block_size, int attention) {
+  if (block_size % kGroup) throw std::invalid_argument("block_size must be a multiple of 16");
+  pools_.clear();
+  const size_t size = size_t(num_blocks + 1) * (block_size / kGroup) * shapes_.at(attention).group_elements();
+  for (int layer = 0; layer < num_layers; ++layer) pools_.emplace_back(size);
+  block_size_ = block_size;
+  num_blocks_ = num_blocks;
+}
+
+template <typename T>
+size_t Executor<T>::weight_bytes() const {
+  size_t total = 0;
+  for (const auto& matrix : matrices_) total += matrix->data.size() * sizeof(T) + matrix->bias.size() * sizeof(float);
+  for (const auto& vector : vectors_) total += vector.size() * sizeof(float);
+  return total;
+}
+
+template <typename T>
+int Executor<T>::num_layers() const {
+  int most = -1;
+  for (const Operation& op : operations_) most = std::max(most, op.layer);
+  return most + 1;
+}
+
+template <typename T>
+int Executor<T>::result_width() const {
+  return rows_.at(operations_.back().output).width;
+}
+
+// --- a step ---
+
+template <typename T>
+void Executor<T>::check(const Batch& batch) const {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(what);
+  };
+  int vocabulary = 0;
+  for (const Operation& op : operations_)
+    if (op.kind == Kind::kEmbedding) vocabulary = matrices_[op.weight]->outputs;
+  const int64_t num_slots = int64_t(num_blocks_ + 1) * block_size_;
+  require(batch.num_tokens > 0 && batch.query_start[0] == 0, "a batch has tokens, and its rows begin at 0");
+  require(batch.query_start[batch.num_rows] == batch.num_tokens, "rows and tokens do not add up");
+  for (int i = 0; i < batch.num_tokens; ++i) {
+    require(batch.token_ids[i] >= 0 && batch.token_ids[i] < vocabulary, "a token id is outside the vocabulary");
+    require(batch.slots[i] >= block_size_ && batch.slots[i] < num_slots, "a slot is outside the KV pool");
+  }
+  for (int i = 0; i < batch.num_logits; ++i)
+    require(batch.logit_tokens[i] >= 0 && batch.logit_tokens[i] < batch.num_tokens, "a logit row is outside the batch");
+  for (int row = 0; row < batch.num_rows; ++row) {
+    const int begin = batch.query_start[row], end = batch.query_start[row + 1], length = batch.context_len[row];
+    require(begin < end && end - begin <= length, "a row has no tokens, or more than its context");
+    const int num_blocks = (length + block_size_ - 1) / block_size_;
+    require(num_blocks <= batch.table_width, "a row has more context than blocks");
+    for (int i = begin; i < end; ++i) require(batch.positions[i] == length - (end - i), "positions must follow");
+    for (int i = 0; i < num_blocks; ++i) {
+      const int block = batch.block_table[size_t(row) * batch.table_width + i];
+      require(block >= 1 && block <= num_blocks_, "a block is outside the KV pool");
+    }
+  }
+}
+
+template <typename T>
+const float* Executor<T>::run(const Batch& batch) {
+  prepare(batch);
+  pool_.run([this](int thread) { work(thread); });
+  return rows_[operations_.back().output].data.data();
+}
+
+template <typename T>
+void Executor<T>::prepare(const Batch& batch) {
+  batch_ = &batch;
+  const int most_rows = padded_rows(std::max({batch.num_tokens, batch.num_logits, 1}));
+  for (Rows& rows : rows_) rows.data.reserve(size_t(most_rows) * padded(rows.width));
+  for (Slabs& slabs : slabs_) slabs.data.reserve(size_t(most_rows) * padded(slabs.width));
+  for (auto& counter : counters_) counter.store(0, std::memory_order_relaxed);
+  seconds.assign(timed ? operations_.size() : 0, 0.0);
+  size_t scratch = size_t(kernel_.max_rows) * kPanel;
+  for (const AttentionShape& shape : shapes_) scratch = std::max(scratch, attention_scratch_floats(shape, kQueriesPerItem));
+  for (Array<float>& array : scratch_) array.reserve(scratch);
+  items_.clear();
+  if (shapes_.empty()) return;
+  for (int row = 0; row < batch.num_rows; ++row) {
+    const int num_queries = batch.query_start[row + 1] - batch.query_start[row];
+    for (int first = 0; first < num_queries; first += kQueriesPerItem)
+      for (int kv_head = 0; kv_head < shapes_[0].num_kv_heads; ++kv_head)
+        items_.push_back({row, first, std::min(kQueriesPerItem, num_queries - first), kv_head});
+  }
+}
+
+template <typename T>
+void Executor<T>::work(int thread) {
+  kernel_.enter();
+  auto before = std::chrono::steady_clock::now();
+  for (size_t index = 0; index < operations_.size(); ++index) {
+    execute(operations_[index], index, thread);
+    pool_.barrier();
+    if (timed && thread == 0) {
+      const auto now = std::chrono::steady_clock::now();
+      seconds[index] = std::chrono::duration<double>(now - before).count();
+      before = now;
+    }
+  }
+  kernel_.leave();
+}
+
+// Calls turn(begin, end) with what the counter gives until everything is done.
+template <typename Turn>
+static void share(std::atomic<int>& counter, int total, int per_turn, Turn turn) {
+  for (int begin; (begin = counter.fetch_add(per_turn, std::memory_order_relaxed)) < total;)
+    turn(begin, std::min(begin + per_turn, total));
+}
+
+template <typename T>
+void Executor<T>::execute(const Operation& op, size_t index, int thread) {
+  std::atomic<int>& counter = counters_[index];
+  const int rows = row_count(op);
+  switch (op.kind) {
+    case Kind::kEmbedding:
+      return share(counter, rows, kRowsPerTurn, [&](int b, int e) { embedding(op, b, e); });
+    case Kind::kNorm:
+      return share(counter, rows, kRowsPerTurn, [&](int b, int e) { norm(op, b, e); });
+    case Kind::kPack:
+      return share(counter, rows, kRowsPerTurn, [&](int b, int e) { pack(op, b, e); });
+    case Kind::kRotaryTable:
+      return share(counter, rows, kRowsPerTurn, [&](int b, int e) { rotary_table(op, b, e); });
+    case Kind::kRotary:
+      // Neighbouring tokens write into the same cache lines, so they should be the same thread's.
+      return share(counter, rows, std::clamp(rows / (2 * pool_.size()), 1, 64), [&](int b, int e) { rotary(op, b, e); });
+    case Kind::kAttention: {
+      // The heads of one row lie side by side in memory: with many rows, one thread takes them all.
+      const int num_heads = shapes_[op.attention].num_kv_heads, num_items = int(items_.size());
+      const int per_turn = num_items >= 4 * num_heads * pool_.size() ? num_heads : 1;
+      return share(counter, num_items, per_turn, [&](int b, int e) { attention(op, b, e, thread); });
+    }
+    case Kind::kProduct: {
+      if (rows == 0) return;
+      const int panels = matrices_[op.weight]->panels;
+      const int per_turn = std::max(1, panels / (pool_.size() * kTurnsPerThread));
+      float* block = scratch_[thread].data();
+      return share(counter, panels, per_turn, [&](int b, int e) { product(op, b, e, block); });
+    }
+  }
+}
+
+template <typename T>
+void Executor<T>::embedding(const Operation& op, int begin, int end) {
+  const Matrix& matrix = *matrices_[op.weight];
+  Rows& out = rows_[op.output];
+  for (int row = begin; row < end; ++row) {
+    float* to = out.data.data() + size_t(row) * out.width;
+    const T* from = matrix.data.data();
+    for (int k = 0; k < matrix.inputs; ++k) to[k] = to_float(from[packed_index(matrix, batch_->token_ids[row], k)]);
+  }
+}
+
+// rows -> slabs: x / sqrt(mean(x^2) + eps) * weight
+template <typename T>
+void Executor<T>::norm(const Operation& op, int begin, int end) {
+  const Rows& in = rows_[op.input];
+  Slabs& out = slabs_[op.output];
+  const std::vector<float>& weight = vectors_[op.weight];
+  const int width = in.width, stride = padded_rows(row_count(op));
+  for (int row = begin; row < end; ++row) {
+    const float* x = in.data.data() + size_t(op.selects ? batch_->logit_tokens[row] : row) * width;
+    __m512 squares = _mm512_setzero_ps();
+    for (int k = 0; k < width; k += 16) {
+      const __mmask16 mask = width - k >= 16 ? 0xFFFF : (1u << (width - k)) - 1;
+      const __m512 v = _mm512_maskz_loadu_ps(mask, x + k);
+      squares = _mm512_fmadd_ps(v, v, squares);
+    }
+    const float factor = 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + op.number);
+    const __m512 factors = _mm512_set1_ps(factor);
+    for (int k = 0; k < int(padded(width)); k += 16) {
+      const int left = width - k;
+      const __mmask16 mask = left >= 16 ? 0xFFFF : left > 0 ? (1u << left) - 1 : 0;
+      const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + k), factors);
+      store16(out.data.data() + (size_t(k / kSlab) * stride + row) * kSlab + k % kSlab,
+              _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, weight.data() + k)));
+    }
+  }
+}
+
+template <typename T>
+void Executor<T>::pack(const Operation& op, int begin, int end) {
+  const Rows& in = rows_[op.input];
+  Slabs& out = slabs_[op.output];
+  const int width = in.width, stride = padded_rows(row_count(op));
+  for (int row = begin; row < end; ++row) {
+    const float* x = in.data.data() + size_t(row) * width;
+    for (int k = 0; k < int(padded(width)); k += 16) {
+      const int left = width - k;
+      const __mmask16 mask = left >= 16 ? 0xFFFF : left > 0 ? (1u << left) - 1 : 0;
+      store16(out.data.data() + (size_t(k / kSlab) * stride + row) * kSlab + k % kSlab, _mm512_maskz_loadu_ps(mask, x + k));
+    }
+  }
+}
+
+template <typename T>
+void Executor<T>::product(const Operation& op, int first_panel, int last_panel, float* block) {
+  const Matrix& matrix = *matrices_[op.weight];
+  const Slabs& in = slabs_[op.input];
+  const int num_rows = row_count(op);
+  const size_t slab_stride = size_t(padded_rows(num_rows)) * kSlab;
+  const size_t panel_size = size_t(kPanel) * matrix.num_slabs * kSlab;
+  for (int panel = first_panel; panel < last_panel; ++panel) {
+    const T* weights = matrix.data.data() + panel * panel_size;
+    for (int row = 0; row < num_rows; row += kernel_.max_rows) {
+      const int rows = std::min(kernel_.max_rows, num_rows - row);
+      kernel_.run(in.data.data() + size_t(row) * kSlab, slab_stride, rows, weights, matrix.num_slabs, block);
+      finish_block(op, matrix, panel, row, rows, num_rows, block);
+    }
+  }
+}
+
+// What becomes of a block of sums: [rows][32] for outputs from panel x 32.
+template <typename T>
+void Executor<T>::finish_block(const Operation& op, const Matrix& matrix, int panel, int first_row, int rows,
+                               int num_rows, const float* block) {
+  __m512 bias_low = _mm512_setzero_ps(), bias_high = bias_low;
+  if (!matrix.bias.empty()) {
+    bias_low = _mm512_loadu_ps(matrix.bias.data() + panel * kPanel);
+    bias_high = _mm512_loadu_ps(matrix.bias.data() + panel * kPanel + 16);
+  }
+  if (op.epilogue == Epilogue::kSiluMul) {
+    Slabs& out = slabs_[op.output];
+    const int column = panel * 16, stride = padded_rows(num_rows);
+    const int left = out.width - column;
+    const __mmask16 mask = left >= 16 ? 0xFFFF : (1u << left) - 1;
+    const bool is_last_half = column % kSlab == 0 && column + 16 >= out.width;
+    for (int r = 0; r < rows; ++r) {
+      const __m512 gate = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel), bias_low);
+      const __m512 up = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel + 16), bias_high);
+      const __m512 one = _mm512_set1_ps(1.0f);
+      const __m512 sigmoid = _mm512_div_ps(one, _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), gate))));
+      T* to = out.data.data() + (size_t(column / kSlab) * stride + first_row + r) * kSlab + column % kSlab;
+      store16(to, _mm512_maskz_mov_ps(mask, _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), up)));
+      if (is_last_half) store16(to + 16, _mm512_setzero_ps());
+    }
+    return;
+  }
+  Rows& out = rows_[op.output];
+  const int column = panel * kPanel, left = matrix.outputs - column;
+  const __mmask16 low = left >= 16 ? 0xFFFF : (1u << left) - 1;
+  const __mmask16 high = left >= 32 ? 0xFFFF : left > 16 ? (1u << (left - 16)) - 1 : 0;
+  for (int r = 0; r < rows; ++r) {
+    float* to = out.data.data() + size_t(first_row + r) * out.width + column;
+    __m512 y0 = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel), bias_low);
+    __m512 y1 = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel + 16), bias_high);
+    if (op.epilogue == Epilogue::kAdd) {
+      y0 = _mm512_add_ps(_mm512_maskz_loadu_ps(low, to), y0);
+      y1 = _mm512_add_ps(_mm512_maskz_loadu_ps(high, to + 16), y1);
+    }
+    _mm512_mask_storeu_ps(to, low, y0);
+    _mm512_mask_storeu_ps(to + 16, high, y1);
+  }
+}
+
+// rows: cosines, then sines, of position x frequency
+template <typename T>
+void Executor<T>::rotary_table(const Operation& op, int begin, int end) {
+  const std::vector<float>& frequencies = vectors_[op.weight];
+  const int half = int(frequencies.size());
+  Rows& out = rows_[op.output];
+  for (int row = begin; row < end; ++row) {
+    float* to = out.data.data() + size_t(row) * out.width;
+    for (int i = 0; i < half; ++i) {
+      const float angle = float(batch_->positions[row]) * frequencies[i];
+      to[i] = std::cos(angle);
+      to[half + i] = std::sin(angle);
+    }
+  }
+}
+
+// rows [q | k | v] -> rotated q in T, row by row in a slabs buffer; k and v into their slots.
+template <typename T>
+void Executor<T>::rotary(const Operation& op, int begin, int end) {
+  const AttentionShape& shape = shapes_[op.attention];
+  const int head_dim = shape.head_dim, half = head_dim / 2;
+  const int q_size = shape.num_heads * head_dim, kv_size = shape.num_kv_heads * head_dim;
+  Rows& in = rows_[op.input];
+  T* q = slabs_[op.output].data.data();
+  for (int row = begin; row < end; ++row) {
+    float* x = in.data.data() + size_t(row) * in.width;
+    const float* table = rows_[op.table].data.data() + size_t(row) * head_dim;
+    for (int head = 0; head < shape.num_heads + shape.num_kv_heads; ++head) {
+      float* first = x + head * head_dim;
+      float* second = first + half;
+      for (int i = 0; i < half; i += 16) {
+        const __mmask16 mask = half - i >= 16 ? 0xFFFF : (1u << (half - i)) - 1;
+        const __m512 a = _mm512_maskz_loadu_ps(mask, first + i), b = _mm512_maskz_loadu_ps(mask, second + i);
+        const __m512 c = _mm512_maskz_loadu_ps(mask, table + i), s = _mm512_maskz_loadu_ps(mask, table + half + i);
+        _mm512_mask_storeu_ps(first + i, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+        _mm512_mask_storeu_ps(second + i, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+      }
+    }
+    for (int i = 0; i < q_size; i += 16) store16(q + size_t(row) * q_size + i, _mm512_loadu_ps(x + i));
+    write_kv(shape, pools_[op.layer].data(), batch_->slots[row], x + q_size, x + q_size + kv_size);
+  }
+}
+
+template <typename T>
+void Executor<T>::attention(const Operation& op, int begin, int end, int thread) {
+  const AttentionShape& shape = shapes_[op.attention];
+  const int q_size = shape.num_heads * shape.head_dim;
+  Rows& out = rows_[op.output];
+  for (int i = begin; i < end; ++i) {
+    const Item& item = items_[i];
+    const int first_token = batch_->query_start[item.row] + item.first_query;
+    AttentionItem<T> work;
+    work.q = slabs_[op.input].data.data() + size_t(first_token) * q_size;
+    work.q_stride = q_size;
+    work.num_queries = item.num_queries;
+    work.first_position = batch_->positions[first_token];
+    work.blocks = batch_->block_table + size_t(item.row) * batch_->table_width;
+    work.groups_per_block = block_size_ / kGroup;
+    work.pool = pools_[op.layer].data();
+    work.kv_head = item.kv_head;
+    float* result = out.data.data() + size_t(first_token) * out.width;
+    if constexpr (sizeof(T) == 2) {
+      if (kernel_.has_tiles && shape.head_dim % 32 == 0) {
+        attend_amx(shape, work, scratch_[thread].data(), result, out.width);
+        continue;
+      }
+    }
+    attend(shape, work, scratch_[thread].data(), result, out.width);
+  }
+}
+
+template class Executor<bf16>;
+template class Executor<float>;
+
+}  // namespace noria

@@ -1,0 +1,149 @@
+// Runs a compiled program, a flat list of operations over buffers, for one step at a time: `Executor<T>`.
+//
+// T is the type of weights, KV and products' inputs. Two kinds of buffers: `rows` are float32 [rows][width], `slabs` hold
+// a product's input as gemm.h wants it. A step is one parallel region; every operation is shared out over the threads by
+// a counter, and ends at a barrier. Who computes what never changes a result.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "gemm.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace noria {
+
+// One step's input; see noria.runner.executor.ForwardBatch. Pointers are the caller's.
+struct Batch {
+  int num_tokens, num_rows, num_logits, table_width;
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int32_t* slots;
+  const int32_t* query_start;
+  const int32_t* context_len;
+  const int32_t* block_table;
+  const int32_t* logit_tokens;
+};
+
+enum class Epilogue { kStore, kAdd, kSiluMul };
+
+enum class Kind { kEmbedding, kNorm, kPack, kProduct, kRotaryTable, kRotary, kAttention };
+
+struct Operation {
+  Kind kind;
+  int input = -1;       // buffer: rows or slabs, as the kind wants
+  int table = -1;       // kRotary: the rows that kRotaryTable made
+  int output = -1;
+  int weight = -1;      // matrix or vector
+  int layer = -1;
+  int attention = -1;   // index of a shape
+  float number = 0;     // epsilon, or a factor
+  Epilogue epilogue = Epilogue::kStore;
+  bool selects = false;      // kNorm: takes only the rows whose logits are wanted
+  bool on_logit_rows = false;  // has as many rows as logits are wanted, not as there are tokens
+  std::string label;
+};
+
+// By name, for Python. Raise std::invalid_argument.
+Kind kind_of(const std::string& name);
+Epilogue epilogue_of(const std::string& name);
+
+template <typename T>
+class Executor {
+ public:
+  Executor(int num_threads, GemmKernel<T> kernel);
+
+  // Weights. `data` is [outputs][inputs] float32 or T, row by row; rows may come in several calls (begin, then fill).
+  int begin_matrix(int outputs, int inputs, bool interleave);
+  void fill_matrix(int matrix, int first_row, int num_rows, const float* data);
+  void fill_matrix(int matrix, int first_row, int num_rows, const bf16* data);
+  void set_bias(int matrix, std::vector<float> bias);
+  int add_vector(std::vector<float> values);
+
+  int add_rows(int width);
+  int add_slabs(int width);
+  int add_attention(AttentionShape shape);
+  void add_operation(Operation operation);
+
+  void allocate_kv(int num_layers, int num_blocks, int block_size, int attention);
+
+  // Raises std::invalid_argument if the batch names a token, slot, block or row that is not there: nothing of that kind
+  // reaches the kernels.
+  void check(const Batch& batch) const;
+
+  // Runs all operations. The last one's output rows are the result: [num_logits][width], until the next step.
+  const float* run(const Batch& batch);
+
+  int result_width() const;
+  int num_layers() const;  // that the operations name
+  int matrix_inputs(int matrix) const { return matrices_.at(matrix)->inputs; }
+  size_t weight_bytes() const;
+  const char* kernel_name() const { return kernel_.name; }
+  int num_threads() const { return pool_.size(); }
+  // Seconds spent in each operation of the last step, if asked for before it.
+  std::vector<double> seconds;
+  bool timed = false;
+
+ private:
+  struct Matrix {
+    int outputs, inputs, panels, num_slabs;
+    bool interleave;
+    Array<T> data;
+    std::vector<float> bias;  // padded, in the order of packed outputs
+  };
+  struct Rows {
+    int width;
+    Array<float> data;
+  };
+  struct Slabs {
+    int width;
+    Array<T> data;
+  };
+  struct Item {
+    int row, first_query, num_queries, kv_head;
+  };
+
+  int row_count(const Operation& op) const { return op.on_logit_rows ? batch_->num_logits : batch_->num_tokens; }
+  int padded_rows(int rows) const { return (rows + kernel_.row_multiple - 1) / kernel_.row_multiple * kernel_.row_multiple; }
+  template <typename Source>
+  void fill(int matrix, int first_row, int num_rows, const Source* data);
+  size_t packed_index(const Matrix& matrix, int packed_row, int k) const;
+  int packed_row(const Matrix& matrix, int row) const;
+
+  void prepare(const Batch& batch);
+  void work(int thread);
+  void execute(const Operation& op, size_t index, int thread);
+  void embedding(const Operation& op, int begin, int end);
+  void norm(const Operation& op, int begin, int end);
+  void pack(const Operation& op, int begin, int end);
+  void product(const Operation& op, int first_panel, int last_panel, float* block);
+  void finish_block(const Operation& op, const Matrix& matrix, int panel, int first_row, int rows, int num_rows,
+                    const float* block);
+  void rotary_table(const Operation& op, int begin, int end);
+  void rotary(const Operation& op, int begin, int end);
+  void attention(const Operation& op, int begin, int end, int thread);
+
+  GemmKernel<T> kernel_;
+  std::vector<std::unique_ptr<Matrix>> matrices_;
+  std::vector<std::vector<float>> vectors_;
+  std::vector<Rows> rows_;
+  std::vector<Slabs> slabs_;
+  std::vector<AttentionShape> shapes_;
+  std::vector<Operation> operations_;
+  std::vector<Array<T>> pools_;  // of KV, one for each layer
+  int block_size_ = 0;
+  int num_blocks_ = 0;
+
+  const Batch* batch_ = nullptr;
+  std::vector<Item> items_;
+  std::vector<std::atomic<int>> counters_;
+  std::vector<Array<float>> scratch_;  // per thread
+  ThreadPool pool_;  // last: its threads end before what they use
+};
+
+}  // namespace noria

@@ -1,0 +1,50 @@
+// Matrix products with prepacked weights: y[m, n] = sum over k of x[m, k] * w[n, k].
+//
+// Weights are packed in panels of 32 outputs, activations in slabs of 32 inputs:
+//
+//   bfloat16   weights     [N/32][K/2][32 outputs][2 inputs]    activations  [K/32][M][32 inputs]
+//   float32    weights     [N/32][K][32 outputs]                activations  [K/32][M][32 inputs]
+//
+// K and N are padded with zeros to multiples of 32. A kernel computes some rows of one panel into a small float32
+// block [rows][32]; what becomes of the block (bias, residual, activation) is the caller's business.
+//
+// Every output has one accumulator and takes its inputs in order, whatever the number of rows: the result for a row
+// does not depend on its neighbours. The AMX and the AVX-512 kernels add up in different orders, so one of them is
+// chosen for a whole process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace noria {
+
+using bf16 = uint16_t;
+
+constexpr int kPanel = 32;  // outputs in a panel
+constexpr int kSlab = 32;   // inputs in a slab
+
+inline size_t padded(size_t n) { return (n + 31) / 32 * 32; }
+
+// block[r * kPanel + j] for r in [0, rows), rows <= max_rows. `x` points to the first row in slab 0; slabs are
+// `slab_stride` elements apart. Rows up to the next multiple of `row_multiple` are read, and must exist.
+template <typename T>
+struct GemmKernel {
+  int max_rows;
+  int row_multiple;
+  void (*run)(const T* x, size_t slab_stride, int rows, const T* panel, int num_slabs, float* block);
+  void (*enter)();  // per thread, before and
+  void (*leave)();  // after a step
+  const char* name;
+  bool has_tiles;
+};
+
+enum class Isa { kAvx512, kAmx };
+
+bool cpu_has_avx512_bf16();
+bool cpu_has_amx_bf16();  // asks the system for permission as well
+
+GemmKernel<bf16> bf16_kernel(Isa isa);
+GemmKernel<float> float_kernel();
+GemmKernel<bf16> amx_kernel();  // gemm_amx.cpp
+
+}  // namespace noria
