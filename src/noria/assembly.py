@@ -49,7 +49,7 @@ def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -
     find_policy(options.scheduling_policy)  # a mistake should be told before a model is loaded
     files = open_model(model, report=logger.info)
     tokenizer = load_tokenizer(files.tokenizer)
-    executor = create_executor(files, dtype=options.dtype, device=options.device, threads=options.threads)
+    executor = create_executor(files, options)
     assembled = join(files, tokenizer, executor, options)
     took_s = time.monotonic() - started_s
     logger.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)
@@ -60,11 +60,7 @@ def build_core(model: str, options: EngineOptions, report: Callable[[str], None]
     """The engine alone, for a process of its own, which has no use for text; `report` is told how it goes."""
     files = open_model(model, report=report)
     executor = create_executor(
-        files,
-        dtype=options.dtype,
-        device=options.device,
-        threads=options.threads,
-        report=_in_quarters(lambda percent: report(f"loading weights: {percent} %")),
+        files, options, report=_in_quarters(lambda percent: report(f"loading weights: {percent} %"))
     )
     return join_core(files, executor, options)
 

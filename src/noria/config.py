@@ -15,6 +15,7 @@ from typing import Any, Self
 from noria.errors import OptionError
 
 DTYPES = ("bfloat16", "float32")
+EXECUTORS = ("auto", "native", "torch")
 
 
 def option(default: Any, help: str, *, aliases: tuple[str, ...] = ()) -> Any:
@@ -132,6 +133,9 @@ class EngineOptions(SchedulingOptions):
 
     dtype: str = option("bfloat16", "Precision of weights and activations: bfloat16 or float32.")
     device: str = option("cpu", "Where the model runs: cpu, cuda or cuda:N.")
+    executor: str = option(
+        "auto", "What runs it: native (x86-64 with AVX-512 BF16), torch, or auto: native where it can."
+    )
     max_model_len: int | None = option(
         None, "Longest sequence, prompt and output together, in tokens. Default: what the model supports.",
         aliases=("--context-length", "--ctx-size"),
@@ -149,6 +153,8 @@ class EngineOptions(SchedulingOptions):
         SchedulingOptions.__post_init__(self)
         if self.dtype not in DTYPES:
             raise OptionError(f"dtype {self.dtype!r} is not supported; use one of {', '.join(DTYPES)}")
+        if self.executor not in EXECUTORS:
+            raise OptionError(f"there is no executor {self.executor!r}; use one of {', '.join(EXECUTORS)}")
 
     @classmethod
     def from_names(cls, values: Mapping[str, Any]) -> Self:

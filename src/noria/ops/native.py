@@ -1,0 +1,246 @@
+"""The native CPU executor: the recorded program of a model, compiled once and run in one native call per step.
+
+`NativeExecutor` implements `noria.runner.executor.Executor`; make one through `noria.ops.executors`. No torch.
+
+Numerics. bfloat16: weights, KV and the inputs of products are bfloat16, everything else, sums included, is float32.
+float32: all of it. Either way a row's result does not depend on its neighbours, on how its tokens are cut into steps,
+or on where its blocks are: every sum has one order (csrc/gemm.h, csrc/attention.h).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from noria.errors import OptionError
+from noria.files.model import HostTensor, ModelConfig, ModelFiles
+from noria.models import registry
+from noria.ops.base import AttentionSpec
+from noria.ops.lowering import Buffer, Lowered, Operation, lower
+from noria.ops.record import record
+from noria.runner.executor import Float32Array, ForwardBatch
+from noria.weights.plan import Parameter
+from noria.weights.read import read_sources
+
+if TYPE_CHECKING:
+    from noria.ops._native import ExecutorBF16, ExecutorF32
+
+KV_GROUP = 16
+"""Block sizes are multiples of this many tokens."""
+
+
+class NativeExecutor:
+    """Loads a model and runs it. Implements `Executor`.
+
+    `dtype` is "float32" or "bfloat16". `threads`: of the executor's own pool (None: the cores this process may use).
+    `use_amx`: bfloat16 products on AMX tiles (None: where the machine has them).
+    `report(done, total)` is called while loading, in bytes of weights. Raises `OptionError` when this machine or build
+    cannot do it, and `ModelError` for the model's faults.
+    """
+
+    free_device_bytes: int | None = None
+
+    def __init__(
+        self,
+        model: ModelFiles,
+        *,
+        dtype: str,
+        threads: int | None = None,
+        use_amx: bool | None = None,
+        report: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if (why_not := why_unavailable()) is not None:
+            raise OptionError(why_not)
+        from noria.ops import _native as native
+
+        architecture = registry.find(model.config.architecture)
+        plan = architecture.plan(model)
+        constants = architecture.constants(model.config)
+        shapes = plan.shapes | {name: value.shape for name, value in constants.items()}
+        self.config: ModelConfig = model.config
+        self.program = lower(record(architecture.forward, partial(architecture.bind, model.config), shapes, _NO_BATCH))
+        self._itemsize = 4 if dtype == "float32" else 2
+        make = native.ExecutorF32 if dtype == "float32" else native.ExecutorBF16
+        self._native: ExecutorBF16 | ExecutorF32 = make(
+            threads or _num_cores(), native.has_amx_bf16() if use_amx is None else use_amx
+        )
+        parameters = {parameter.name: parameter for parameter in plan.parameters}
+        _Builder(self._native, model, parameters, constants, report).build(self.program)
+        specs = [op.attention for op in self.program.operations if op.attention is not None]
+        self._num_layers = len({op.layer for op in self.program.operations if op.layer is not None})
+        self._spec = specs[0]
+
+    @property
+    def num_weight_bytes(self) -> int:
+        return self._native.weight_bytes
+
+    @property
+    def kernel(self) -> str:
+        """Which kernel multiplies matrices here: results are equal bit for bit where it is the same."""
+        return self._native.kernel
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self._num_layers * self._spec.kv_size * self._itemsize
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        if (why_not := why_unavailable(block_size)) is not None:
+            raise OptionError(why_not)
+        try:
+            self._native.allocate_kv(self._num_layers, num_blocks, block_size, 0)
+        except MemoryError as error:
+            gib = num_blocks * block_size * self.kv_bytes_per_token / 2**30
+            raise OptionError(
+                f"a KV pool of {num_blocks} blocks ({gib:.1f} GiB) does not fit; lower num_kv_blocks or "
+                "kv_cache_memory_bytes"
+            ) from error
+
+    def forward(self, batch: ForwardBatch) -> Float32Array:
+        """The result is the executor's own memory, good until the next call."""
+        arrays = (
+            batch.token_ids, batch.positions, batch.slots, batch.query_start, batch.context_len, batch.block_table,
+            batch.logit_tokens,
+        )  # fmt: skip
+        logits: Float32Array = self._native.forward(*(np.ascontiguousarray(a, dtype=np.int32) for a in arrays))
+        return logits
+
+    def time_operations(self, batch: ForwardBatch) -> list[tuple[Operation, float]]:
+        """Runs a batch and says how many seconds each operation took."""
+        self._native.timed = True
+        self.forward(batch)
+        self._native.timed = False
+        return list(zip(self.program.operations, self._native.seconds, strict=True))
+
+
+class _Builder:
+    """Puts weights and operations into a native executor."""
+
+    def __init__(
+        self,
+        native: ExecutorBF16 | ExecutorF32,
+        model: ModelFiles,
+        parameters: dict[str, Parameter],
+        constants: dict[str, Float32Array],
+        report: Callable[[int, int], None] | None,
+    ) -> None:
+        self._native = native
+        self._model = model
+        self._parameters = parameters
+        self._constants = constants
+        self._report = report
+        self._done = 0
+        self._total = sum(parameter.num_elements for parameter in parameters.values())
+        self._matrices: dict[tuple[str, bool], int] = {}
+        self._vectors: dict[str, int] = {}
+        self._attentions: dict[AttentionSpec, int] = {}
+
+    def build(self, lowered: Lowered) -> None:
+        for width in lowered.widths["rows"]:
+            self._native.add_rows(width)
+        for width in lowered.widths["slabs"]:
+            self._native.add_slabs(width)
+        for op in lowered.operations:
+            self._native.add_operation(
+                op.kind,
+                input=_number(op.input),
+                table=_number(op.table),
+                output=_number(op.output),
+                weight=self._weight(op),
+                layer=-1 if op.layer is None else op.layer,
+                attention=self._attention(op.attention),
+                number=op.number,
+                epilogue=op.epilogue,
+                selects=op.selects,
+                on_logit_rows=op.on_logit_rows,
+                label=str(op),
+            )
+
+    def _weight(self, op: Operation) -> int:
+        if op.weight is None:
+            return -1
+        if op.kind in ("embedding", "product"):
+            return self._matrix(op.weight, op.bias, interleave=op.epilogue == "silu_mul")
+        if op.weight not in self._vectors:
+            self._vectors[op.weight] = self._native.add_vector(self._read_vector(op.weight).tolist())
+        return self._vectors[op.weight]
+
+    def _matrix(self, name: str, bias: str | None, *, interleave: bool) -> int:
+        key = (name, interleave)  # an embedding that is the head as well is packed once
+        if key not in self._matrices:
+            parameter = self._parameters[name]
+            outputs, inputs = parameter.shape
+            matrix = self._native.begin_matrix(outputs, inputs, interleave)
+            row = 0
+            for source in read_sources(self._model, parameter):
+                self._native.fill_matrix(matrix, row, _numbers(source))
+                row += source.data.shape[0]
+            if bias is not None:
+                self._native.set_bias(matrix, self._read_vector(bias).tolist())
+            self._matrices[key] = matrix
+            self._done += parameter.num_elements
+            if self._report is not None:
+                self._report(self._done, self._total)
+        return self._matrices[key]
+
+    def _read_vector(self, name: str) -> Float32Array:
+        if name in self._constants:
+            return self._constants[name]
+        parts = [_as_float32(source) for source in read_sources(self._model, self._parameters[name])]
+        return np.concatenate(parts)
+
+    def _attention(self, spec: AttentionSpec | None) -> int:
+        if spec is None:
+            return -1
+        if spec not in self._attentions:
+            self._attentions[spec] = self._native.add_attention(
+                spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale
+            )
+        return self._attentions[spec]
+
+
+def _numbers(source: HostTensor) -> npt.NDArray[Any]:
+    if source.dtype == "bfloat16":
+        return np.ascontiguousarray(source.data)
+    return np.ascontiguousarray(source.data, dtype=np.float32)
+
+
+def _as_float32(source: HostTensor) -> Float32Array:
+    if source.dtype == "bfloat16":
+        widened: Float32Array = (source.data.astype(np.uint32) << 16).view(np.float32)
+        return widened
+    return np.asarray(source.data, dtype=np.float32)
+
+
+def _number(buffer: Buffer | None) -> int:
+    return -1 if buffer is None else buffer.number
+
+
+def why_unavailable(block_size: int = KV_GROUP) -> str | None:
+    """What keeps this executor from running here, with what to do about it; None if nothing does."""
+    try:
+        from noria.ops import _native
+    except ImportError:
+        return (
+            "the native executor was not built when Noria was installed: it needs a C++17 compiler (g++ 12 or later) "
+            "on x86-64; with one in place, install again"
+        )
+    if not _native.has_avx512_bf16():
+        return "the native executor needs a CPU that has AVX-512 with BF16"
+    if block_size % KV_GROUP:
+        return f"the native executor needs a block_size that is a multiple of {KV_GROUP}, not {block_size}"
+    return None
+
+
+def _num_cores() -> int:
+    """Cores this process may use; not every system can say which those are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_EMPTY = np.zeros(0, dtype=np.int32)
+_NO_BATCH = ForwardBatch(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY, np.zeros((0, 0), dtype=np.int32), _EMPTY)
+"""Models do not look at it, so recording needs none."""
