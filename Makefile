@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-full test-core golden mutations check format clean
+.PHONY: help install serve test test-full test-core golden mutations sanitize check format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -14,7 +14,7 @@ help:  ## list the targets
 install: $(STAMP)  ## a .venv in the checkout with everything the tests and checks need
 
 # A virtual environment is not moved or reused across interpreters: start over when anything it depends on changes.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -39,6 +39,18 @@ golden: $(STAMP)  ## rewrite the plans that are kept on file, and say what chang
 
 mutations: $(STAMP)  ## plant faults in the scheduler and KV memory, one at a time: each must make a test fail
 	$(BIN)/python scripts/mutations.py
+
+SANITIZERS := address undefined thread
+KERNEL_FLAGS := -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16 -Wno-ignored-attributes
+
+sanitize:  ## the native executor's own checks under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+	@mkdir -p build/sanitize
+	@for s in $(SANITIZERS); do \
+		echo "$$s:" && \
+		$(CXX) -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=$$s -fno-sanitize-recover=all $(KERNEL_FLAGS) -pthread \
+			$(filter-out csrc/module.cpp,$(wildcard csrc/*.cpp)) -o build/sanitize/$$s && \
+		build/sanitize/$$s || exit 1; \
+	done
 
 check: $(STAMP)  ## formatting, lint, types, layers
 	$(BIN)/ruff format --check

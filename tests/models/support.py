@@ -98,7 +98,7 @@ class PagedDriver:
             batch = pack(rows, self.block_size, wanted="all")
             logits = self.executor.forward(batch)
             for row, i in enumerate(active):
-                results[i].append(logits[batch.query_start[row] : batch.query_start[row + 1]])
+                results[i].append(logits[batch.query_start[row] : batch.query_start[row + 1]].copy())
                 done[i] = ends[i]
         for table in tables:
             self.free += table

@@ -11,10 +11,15 @@ import pytest
 import torch
 
 from models.support import tiny_model
+from noria.config import EngineOptions
 from noria.errors import OptionError, UnsupportedError
 from noria.files.model import ModelFiles
 from noria.files.sources import open_model
-from noria.ops.executors import create_executor
+from noria.ops.executors import create_executor as create
+
+
+def create_executor(files: ModelFiles, *, report: Any = None, **options: Any) -> Any:
+    return create(files, EngineOptions(executor="torch", **options), report=report)
 
 
 @pytest.fixture(scope="module")

@@ -29,14 +29,14 @@ class Judged:
     neighbours: list[list[int]]
 
 
-def llm_factory(path: Path, dtype: str) -> LLMFactory:
+def llm_factory(path: Path, dtype: str, executor_class: type = TorchExecutor) -> LLMFactory:
     """A function that builds an LLM with given engine options around weights that are loaded once.
 
     Each new engine takes the executor over from the one before.
     """
     files = open_model(path)
     tokenizer = load_tokenizer(files.tokenizer)
-    executor = TorchExecutor(files, dtype=dtype)
+    executor = executor_class(files, dtype=dtype)
 
     def build(**options: object) -> LLM:
         return LLM.from_assembled(
