@@ -1,4 +1,4 @@
-"""The native executor under the whole engine: transformers' answers in float32, and the same bits in every situation."""
+"""The native executor under the whole engine: transformers' answers in float32, the same bits in every situation."""
 
 from __future__ import annotations
 
