@@ -33,6 +33,7 @@ def parse(arguments: Sequence[str]) -> tuple[EngineOptions, SamplingParams]:
 VALUES: dict[str, tuple[str, Any]] = {
     "dtype": ("float32", "float32"),
     "device": ("cuda", "cuda"),
+    "executor": ("torch", "torch"),
     "scheduling_policy": ("lpm", "lpm"),
     "max_prefill_share": ("0.25", 0.25),
     "watermark": ("0.25", 0.25),
