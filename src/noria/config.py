@@ -7,7 +7,6 @@ what the core works with after `noria.assembly` has looked at the model and the 
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -89,16 +88,17 @@ class SchedulingOptions:
             value, least = getattr(self, spec.name), _LEAST.get(spec.name, 1)
             if isinstance(value, bool) or not isinstance(value, int | float) or least is None:
                 continue
-            if not value >= least:
+            if spec.name in _POSITIVE:
+                if not value > 0:
+                    raise OptionError(f"{spec.name} must be above 0, not {value}; leave it out for its default")
+            elif not value >= least:
                 raise OptionError(f"{spec.name} must be at least {least}, not {value}")
-            if not math.isfinite(value):
-                raise OptionError(f"{spec.name} must be a finite number, not {value}")
+            most = _MOST_BYTES if spec.name.endswith("_bytes") else _MOST
+            if not value <= most:
+                raise OptionError(f"{spec.name} must be a finite number, at most {most:,}, not {value:.6g}")
         for name in ("max_prefill_share", "watermark"):
             if not getattr(self, name) <= 1:
                 raise OptionError(f"{name} is a share, at most 1, not {getattr(self, name)}")
-        for name in _POSITIVE:
-            if getattr(self, name) == 0:
-                raise OptionError(f"{name} must be above 0; leave it out for its default")
 
     @property
     def num_slots(self) -> int:
@@ -123,6 +123,9 @@ _LEAST: dict[str, int | None] = {
     "request_deadline_s": 0,
 }
 """The smallest value of each number that may be below 1; None for any."""
+
+_MOST = 2**31 - 1
+_MOST_BYTES = 2**50
 
 _POSITIVE = ("max_prefill_share", "priority_aging_s", "first_token_deadline_s", "request_deadline_s")
 
@@ -185,6 +188,8 @@ class ServerOptions:
     access_log: bool = option(False, "Log each HTTP request.")
 
     def __post_init__(self) -> None:
+        if not self.host:
+            raise OptionError("host is empty; use 127.0.0.1, or 0.0.0.0 for every address")
         if not 0 <= self.port <= 65535:
             raise OptionError(f"port must be between 0 and 65535, not {self.port}")
         for name in ("drain_s", "health_stall_s"):

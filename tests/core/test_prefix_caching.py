@@ -162,6 +162,23 @@ def test_keys_keep_prefixes_apart():
         assert request.num_cached_tokens == (0 if i < len(keys) else 12)
 
 
+def test_whoever_waits_while_the_weights_change_is_known_by_the_new_ones():
+    world = World(block_size=4, max_num_seqs=1)
+    world.scheduler.weights_version = "W1"
+    world.add("running", 5, max_tokens=3)
+    world.step()
+    world.add("waiting", prompt_of(13), max_tokens=1)
+    world.scheduler.weights_version = "W2"
+    world.run()
+    assert world.add("later", prompt_of(13), max_tokens=1).num_cached_tokens is None
+    world.run()
+    assert world.requests["later"].num_cached_tokens == 12
+    world.scheduler.weights_version = "W1"
+    world.add("back", prompt_of(13), max_tokens=1)
+    world.run()
+    assert world.requests["back"].num_cached_tokens == 0
+
+
 def test_caching_can_be_switched_off():
     world = World(block_size=4, enable_prefix_caching=False)
     for request_id in ("a", "b"):

@@ -137,7 +137,7 @@ class Admitting:
             if request.state is RequestState.RUNNING:
                 raise
             logger.exception("asking whether %s may run failed", request.request_id)
-            self._scheduler.refuse(request, f"{type(error).__name__}: {error}", self._now_s)
+            self._scheduler.refuse(request, f"{type(error).__name__}: {error}", self._now_s, code=None)
             return None
         if limit is not None:
             self._held.append(request)

@@ -211,9 +211,9 @@ class Scheduler:
                 return limit
         return None
 
-    def refuse(self, request: Request, why: str, now_s: float) -> None:
-        """A waiting request turned out to be one that can never run."""
-        self._end(request, FinishReason.ERROR, now_s, error=why, error_code="refused")
+    def refuse(self, request: Request, why: str, now_s: float, *, code: str | None = "refused") -> None:
+        """A waiting request turned out to be one that can never run; without a code, by a failure of ours."""
+        self._end(request, FinishReason.ERROR, now_s, error=why, error_code=code)
 
     def _count_cached(self, request: Request) -> int:
         if not self.config.enable_prefix_caching:

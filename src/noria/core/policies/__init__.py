@@ -1,7 +1,8 @@
 """Scheduling policies: who is served next, and who gives way. One small class each.
 
 `find_policy` finds one by its short name or by import path (`package.module:Class`), so that a policy of one's own
-needs no change here: derive from `noria.core.policies.base.Policy`.
+needs no change here: derive from `noria.core.policies.base.Policy`. A policy is part of the engine: one that raises
+while a step is planned ends it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def find_policy(name: str) -> type[Policy]:
         if not class_name:
             raise ImportError(f"{path!r} is not of the form package.module:Class")
         policy_class = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError, SystemExit) as error:
         raise OptionError(f"there is no scheduling policy {name!r} ({error}); {_CHOICES}") from error
     if not (isinstance(policy_class, type) and issubclass(policy_class, Policy)):
         raise OptionError(
