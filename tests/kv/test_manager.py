@@ -118,3 +118,20 @@ def test_hashes_grow_the_same_in_any_bunching(num_tokens):
 def test_a_hash_depends_on_everything_before_it():
     assert hashes_of(8)[1] != hashes_of(8, start=4)[0]
     assert hashes_of(8)[0] == hashes_of(4)[0]
+
+
+def test_a_subscriber_that_raises_is_told_nothing_more():
+    kv, calls = KVManager(10, BLOCK_SIZE), []
+
+    def away(events) -> None:
+        calls.append(events)
+        raise ConnectionError
+
+    kv.subscribe(away)
+    admit(kv, "a", num_tokens=8, num_planned=8)
+    kv.register_computed("a", 4, range(8))
+    kv.publish()
+    kv.register_computed("a", 8, range(8))
+    kv.publish()
+    assert len(calls) == 1
+    kv.check()
