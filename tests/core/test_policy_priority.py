@@ -335,3 +335,14 @@ def test_unfinished_prompts_take_their_share_in_the_order_of_due_times():
     assert list(world.step().num_scheduled_tokens) == ["high", "late"]
     order = world.scheduler.waiting.prefill_order([world.requests[r] for r in ("low", "late", "high")])
     assert [request.request_id for request in order][-1] == "low"
+
+
+def test_beside_a_lower_class_an_equal_one_that_is_due_later_is_still_not_displaceable():
+    world = priority_world(max_num_seqs=3)
+    world.add("low", 3, max_tokens=9, priority=9)
+    world.add("equal", 3, max_tokens=9, priority=5)
+    world.step()
+    urgent = world.add("urgent", 3, priority=5)
+    urgent.arrival_s = -1.0
+    found = world.scheduler.waiting.displaceable(urgent, world.scheduler.running)
+    assert [request.request_id for request in found] == ["low"]
