@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "numbers.h"
@@ -14,91 +15,52 @@ namespace {
 constexpr int kScoreRows = 4;   // rows of scores per pass over a tile of keys: 4 x 4 accumulators and 4 of keys
 constexpr int kValueRows = 6;   // rows of results per pass over the values: 6 x 4 accumulators and 4 of values
 
+inline void prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0); }
+
 // scores[r][g * 16 + slot] = scale x q[r] . key, for R rows and G groups of keys. R x G sums are independent of each other,
 // which is what keeps the multipliers busy when there are few rows.
-template <int R, int G>
-void score_groups(const bf16* const* q, const bf16* const* keys, int head_dim, __m512 scale, float* const* scores) {
+template <int R, int G, typename T>
+void score_groups(const T* const* q, const KeyTile<T>& tile, int head_dim, __m512 scale, float* const* scores) {
+  using L = Lanes<T>;
   __m512 sums[R][G];
   for (int r = 0; r < R; ++r)
     for (int g = 0; g < G; ++g) sums[r][g] = _mm512_setzero_ps();
-  for (int pair = 0; pair < head_dim / 2; ++pair) {
-    __m512bh k[G];
-    for (int g = 0; g < G; ++g) k[g] = (__m512bh)_mm512_loadu_si512(keys[g] + pair * 2 * kGroup);
+  for (int d = 0; d < head_dim; d += L::kDepth) {
+    typename L::Vector k[G];
+    for (int g = 0; g < G; ++g) {
+      k[g] = L::load(tile.keys[g] + d * kGroup);
+      prefetch(tile.next_keys[g] + d * kGroup);
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const int both = *reinterpret_cast<const int*>(q[r] + 2 * pair);
-      const __m512bh own = (__m512bh)_mm512_set1_epi32(both);
-      for (int g = 0; g < G; ++g) sums[r][g] = _mm512_dpbf16_ps(sums[r][g], k[g], own);
+      const auto own = L::spread(q[r] + d);
+      for (int g = 0; g < G; ++g) sums[r][g] = L::add_product(sums[r][g], k[g], own);
     }
   }
   for (int r = 0; r < R; ++r)
     for (int g = 0; g < G; ++g) _mm512_storeu_ps(scores[r] + g * kGroup, _mm512_mul_ps(sums[r][g], scale));
 }
 
-template <int R, int G>
-void score_groups(const float* const* q, const float* const* keys, int head_dim, __m512 scale, float* const* scores) {
-  __m512 sums[R][G];
-  for (int r = 0; r < R; ++r)
-    for (int g = 0; g < G; ++g) sums[r][g] = _mm512_setzero_ps();
-  for (int d = 0; d < head_dim; ++d) {
-    __m512 k[G];
-    for (int g = 0; g < G; ++g) k[g] = _mm512_loadu_ps(keys[g] + d * kGroup);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const __m512 own = _mm512_set1_ps(q[r][d]);
-      for (int g = 0; g < G; ++g) sums[r][g] = _mm512_fmadd_ps(own, k[g], sums[r][g]);
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int g = 0; g < G; ++g) _mm512_storeu_ps(scores[r] + g * kGroup, _mm512_mul_ps(sums[r][g], scale));
-}
-
-// Asks for the memory of some keys or values of one group ahead of their use.
-inline void prefetch(const void* data, size_t bytes) {
-  for (size_t line = 0; line < bytes; line += 64) _mm_prefetch(static_cast<const char*>(data) + line, _MM_HINT_T0);
-}
-
-// out[r][64 dims from d] = out x decay[r] + p[r] . values of `num_groups` groups.
-template <int R, int V>
-void add_values(const bf16* const* p, const bf16* const* groups, int num_groups, int head_dim, int d,
-                const float* decay, float* const* out) {
+// out[r][16 x V dimensions from d] = out x decay[r] + weights[r] . values
+template <int R, int V, typename T>
+void add_values(const T* const* weights, const KeyTile<T>& tile, int head_dim, int d, const float* decay, float* const* out) {
+  using L = Lanes<T>;
   __m512 sums[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
       sums[r][v] = _mm512_mul_ps(_mm512_loadu_ps(out[r] + d + 16 * v), _mm512_set1_ps(decay[r]));
-  for (int g = 0; g < num_groups; ++g) {
-    const bf16* values = groups[g] + 2 * d;
-    for (int pair = 0; pair < kGroup / 2; ++pair, values += 2 * head_dim) {
-      __m512bh x[V];
-      for (int v = 0; v < V; ++v) x[v] = (__m512bh)_mm512_loadu_si512(values + 32 * v);
-#pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
-        const int both = *reinterpret_cast<const int*>(p[r] + g * kGroup + 2 * pair);
-        const __m512bh weight = (__m512bh)_mm512_set1_epi32(both);
-        for (int v = 0; v < V; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x[v], weight);
+  for (int g = 0; g < tile.num_groups; ++g) {
+    for (int slot = 0; slot < kGroup; slot += L::kDepth) {
+      const int offset = slot * head_dim + d * L::kDepth;
+      typename L::Vector x[V];
+      for (int v = 0; v < V; ++v) {
+        x[v] = L::load(tile.values[g] + offset + 16 * L::kDepth * v);
+        prefetch(tile.next_values[g] + offset + 16 * L::kDepth * v);
       }
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) _mm512_storeu_ps(out[r] + d + 16 * v, sums[r][v]);
-}
-
-template <int R, int V>
-void add_values(const float* const* p, const float* const* groups, int num_groups, int head_dim, int d,
-                const float* decay, float* const* out) {
-  __m512 sums[R][V];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v)
-      sums[r][v] = _mm512_mul_ps(_mm512_loadu_ps(out[r] + d + 16 * v), _mm512_set1_ps(decay[r]));
-  for (int g = 0; g < num_groups; ++g) {
-    const float* values = groups[g] + d;
-    for (int slot = 0; slot < kGroup; ++slot, values += head_dim) {
-      __m512 x[V];
-      for (int v = 0; v < V; ++v) x[v] = _mm512_loadu_ps(values + 16 * v);
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
-        const __m512 weight = _mm512_set1_ps(p[r][g * kGroup + slot]);
-        for (int v = 0; v < V; ++v) sums[r][v] = _mm512_fmadd_ps(weight, x[v], sums[r][v]);
+        const auto weight = L::spread(weights[r] + g * kGroup + slot);
+        for (int v = 0; v < V; ++v) sums[r][v] = L::add_product(sums[r][v], x[v], weight);
       }
     }
   }
@@ -107,46 +69,64 @@ void add_values(const float* const* p, const float* const* groups, int num_group
 }
 
 template <int R, typename T>
-void add_all_values(const T* const* p, const T* const* groups, int num_groups, int head_dim, const float* decay,
-                    float* const* out) {
+void add_all_values(const T* const* weights, const KeyTile<T>& tile, int head_dim, const float* decay, float* const* out) {
   int d = 0;
-  for (; d + 64 <= head_dim; d += 64) add_values<R, 4>(p, groups, num_groups, head_dim, d, decay, out);
-  for (; d < head_dim; d += 16) add_values<R, 1>(p, groups, num_groups, head_dim, d, decay, out);
+  for (; d + 64 <= head_dim; d += 64) add_values<R, 4>(weights, tile, head_dim, d, decay, out);
+  for (; d < head_dim; d += 16) add_values<R, 1>(weights, tile, head_dim, d, decay, out);
 }
 
 template <int R, typename T>
-void score_some(int num_groups, const T* const* q, const T* const* keys, int head_dim, __m512 scale,
-                float* const* scores) {
-  switch (num_groups) {
-    case 1: return score_groups<R, 1>(q, keys, head_dim, scale, scores);
-    case 2: return score_groups<R, 2>(q, keys, head_dim, scale, scores);
-    case 3: return score_groups<R, 3>(q, keys, head_dim, scale, scores);
-    case 4: return score_groups<R, 4>(q, keys, head_dim, scale, scores);
+void score_some(const T* const* q, const KeyTile<T>& tile, int head_dim, __m512 scale, float* const* scores) {
+  switch (tile.num_groups) {
+    case 1: return score_groups<R, 1>(q, tile, head_dim, scale, scores);
+    case 2: return score_groups<R, 2>(q, tile, head_dim, scale, scores);
+    case 3: return score_groups<R, 3>(q, tile, head_dim, scale, scores);
+    case 4: return score_groups<R, 4>(q, tile, head_dim, scale, scores);
   }
 }
 
 template <typename T>
-void score_rows(int rows, int num_groups, const T* const* q, const T* const* keys, int head_dim, __m512 scale,
-                float* const* scores) {
+void score_rows(int rows, const T* const* q, const KeyTile<T>& tile, int head_dim, __m512 scale, float* const* scores) {
   switch (rows) {
-    case 1: return score_some<1>(num_groups, q, keys, head_dim, scale, scores);
-    case 2: return score_some<2>(num_groups, q, keys, head_dim, scale, scores);
-    case 3: return score_some<3>(num_groups, q, keys, head_dim, scale, scores);
-    case 4: return score_some<4>(num_groups, q, keys, head_dim, scale, scores);
+    case 1: return score_some<1>(q, tile, head_dim, scale, scores);
+    case 2: return score_some<2>(q, tile, head_dim, scale, scores);
+    case 3: return score_some<3>(q, tile, head_dim, scale, scores);
+    case 4: return score_some<4>(q, tile, head_dim, scale, scores);
   }
 }
 
 template <typename T>
-void value_rows(int rows, const T* const* p, const T* const* groups, int num_groups, int head_dim, const float* decay,
+void value_rows(int rows, const T* const* weights, const KeyTile<T>& tile, int head_dim, const float* decay,
                 float* const* out) {
   switch (rows) {
-    case 1: return add_all_values<1>(p, groups, num_groups, head_dim, decay, out);
-    case 2: return add_all_values<2>(p, groups, num_groups, head_dim, decay, out);
-    case 3: return add_all_values<3>(p, groups, num_groups, head_dim, decay, out);
-    case 4: return add_all_values<4>(p, groups, num_groups, head_dim, decay, out);
-    case 5: return add_all_values<5>(p, groups, num_groups, head_dim, decay, out);
-    case 6: return add_all_values<6>(p, groups, num_groups, head_dim, decay, out);
+    case 1: return add_all_values<1>(weights, tile, head_dim, decay, out);
+    case 2: return add_all_values<2>(weights, tile, head_dim, decay, out);
+    case 3: return add_all_values<3>(weights, tile, head_dim, decay, out);
+    case 4: return add_all_values<4>(weights, tile, head_dim, decay, out);
+    case 5: return add_all_values<5>(weights, tile, head_dim, decay, out);
+    case 6: return add_all_values<6>(weights, tile, head_dim, decay, out);
   }
+}
+
+// One head's keys [dim] into [dim / depth][16 slots][depth], all `depth` that stand together at once.
+void scatter_keys(bf16* to, int offset, const bf16* from, int head_dim) {
+  for (int d = 0; d < head_dim; d += 2) std::memcpy(to + d * kGroup + 2 * offset, from + d, 4);
+}
+
+void scatter_keys(float* to, int offset, const float* from, int head_dim) {
+  for (int d = 0; d < head_dim; ++d) to[d * kGroup + offset] = from[d];
+}
+
+// 16 values into [slots / depth][dim][depth]: every other number of two slots' pairs, or in a row.
+void scatter_values(bf16* to, int offset, int head_dim, int d, __m512 values) {
+  const __m512i wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(values));
+  const bool is_second = offset % 2;
+  _mm512_mask_storeu_epi16(to + offset / 2 * head_dim * 2 + d * 2, is_second ? 0xAAAAAAAA : 0x55555555,
+                           is_second ? _mm512_slli_epi32(wide, 16) : wide);
+}
+
+void scatter_values(float* to, int offset, int head_dim, int d, __m512 values) {
+  _mm512_storeu_ps(to + offset * head_dim + d, values);
 }
 
 }  // namespace
@@ -182,47 +162,27 @@ size_t attention_scratch_floats(const AttentionShape& shape, int num_queries) {
 }
 
 template <typename T>
-void attend(const AttentionShape& shape, const AttentionItem<T>& item, float* scratch, float* result,
-            size_t result_stride) {
+void attend(const AttentionShape& shape, const AttentionItem<T>& item, const AttentionItem<T>* following, float* scratch,
+            SlabsView<T> out, int first_row) {
   const int shared = shape.shared(), head_dim = shape.head_dim, rows = item.num_queries * shared;
-  float* out = scratch;                              // [rows][head_dim]
-  float* scores = out + size_t(rows) * head_dim;     // [rows][64]
+  float* sums = scratch;                             // [rows][head_dim]
+  float* scores = sums + size_t(rows) * head_dim;    // [rows][64]
   T* weights = reinterpret_cast<T*>(scores + size_t(rows) * kTileKeys);  // [rows][64]
   float* maximum = scores + 2 * size_t(rows) * kTileKeys;
-  float* sum = maximum + rows;
-  float* decay = sum + rows;
+  float* weight_sums = maximum + rows;
+  float* decay = weight_sums + rows;
   for (int r = 0; r < rows; ++r) {
     maximum[r] = -std::numeric_limits<float>::infinity();
-    sum[r] = 0;
+    weight_sums[r] = 0;
   }
-  std::fill(out, out + size_t(rows) * head_dim, 0.0f);
+  std::fill(sums, sums + size_t(rows) * head_dim, 0.0f);
 
   const __m512 scale = _mm512_set1_ps(shape.scale);
-  const size_t group_elements = shape.group_elements();
-  const size_t part = shape.part_elements(), head_offset = 2 * item.kv_head * part;
-  const int last_position = item.first_position + item.num_queries - 1;
-  const int num_row_groups = last_position / kGroup + 1;
   const T* q[kScoreRows];
   float* score_at[kScoreRows];
   const T* weight_at[kValueRows];
-  float* out_at[kValueRows];
-
-  const auto group_start = [&](int group) {
-    const size_t index =
-        size_t(item.blocks[group / item.groups_per_block]) * item.groups_per_block + group % item.groups_per_block;
-    return index * group_elements + head_offset;
-  };
-  for (int first_group = 0; first_group < num_row_groups; first_group += kTileGroups) {
-    const int num_groups = std::min(kTileGroups, num_row_groups - first_group);
-    const T* key_groups[kTileGroups];
-    const T* value_groups[kTileGroups];
-    for (int g = 0; g < num_groups; ++g) {
-      const size_t start = group_start(first_group + g);
-      key_groups[g] = item.pool + start;
-      value_groups[g] = key_groups[g] + part;
-      if (first_group + g + kTileGroups < num_row_groups)
-        prefetch(item.pool + group_start(first_group + g + kTileGroups), 2 * part * sizeof(T));
-    }
+  float* sums_at[kValueRows];
+  walk_tiles(shape, item, following, [&](const KeyTile<T>& tile) {
     for (int r0 = 0; r0 < rows; r0 += kScoreRows) {
       const int n = std::min(kScoreRows, rows - r0);
       for (int r = 0; r < n; ++r) {
@@ -230,58 +190,61 @@ void attend(const AttentionShape& shape, const AttentionItem<T>& item, float* sc
         q[r] = item.q + query * item.q_stride + size_t(head) * head_dim;
         score_at[r] = scores + size_t(r0 + r) * kTileKeys;
       }
-      score_rows(n, num_groups, q, key_groups, head_dim, scale, score_at);
+      score_rows(n, q, tile, head_dim, scale, score_at);
     }
     for (int r = 0; r < rows; ++r) {
-      decay[r] = soften(scores + size_t(r) * kTileKeys, first_group * kGroup, item.first_position + r / shared,
-                        maximum[r], sum[r], weights + size_t(r) * kTileKeys);
+      decay[r] = soften(scores + size_t(r) * kTileKeys, tile.first_key, item.first_position + r / shared, maximum[r],
+                        weight_sums[r], weights + size_t(r) * kTileKeys);
     }
     for (int r0 = 0; r0 < rows; r0 += kValueRows) {
       const int n = std::min(kValueRows, rows - r0);
       for (int r = 0; r < n; ++r) {
         weight_at[r] = weights + size_t(r0 + r) * kTileKeys;
-        out_at[r] = out + size_t(r0 + r) * head_dim;
+        sums_at[r] = sums + size_t(r0 + r) * head_dim;
       }
-      value_rows(n, weight_at, value_groups, num_groups, head_dim, decay + r0, out_at);
+      value_rows(n, weight_at, tile, head_dim, decay + r0, sums_at);
     }
-  }
+  });
+  finish_rows(shape, item, sums, weight_sums, out, first_row);
+}
 
+template <typename T>
+void finish_rows(const AttentionShape& shape, const AttentionItem<T>& item, const float* sums, const float* weight_sums,
+                 SlabsView<T> out, int first_row) {
+  const int shared = shape.shared(), head_dim = shape.head_dim, rows = item.num_queries * shared;
   for (int r = 0; r < rows; ++r) {
-    const int query = r / shared, head = item.kv_head * shared + r % shared;
-    float* target = result + query * result_stride + size_t(head) * head_dim;
-    const __m512 share = _mm512_set1_ps(1.0f / sum[r]);
+    const int row = first_row + r / shared, first_column = (item.kv_head * shared + r % shared) * head_dim;
+    const __m512 share = _mm512_set1_ps(1.0f / weight_sums[r]);
     for (int d = 0; d < head_dim; d += 16)
-      _mm512_storeu_ps(target + d, _mm512_mul_ps(_mm512_loadu_ps(out + size_t(r) * head_dim + d), share));
+      store16(out.at(row, first_column + d), _mm512_mul_ps(_mm512_loadu_ps(sums + size_t(r) * head_dim + d), share));
+    const int end = first_column + head_dim;
+    if (end == shape.width() && end % kSlab != 0) store16(out.at(row, end), _mm512_setzero_ps());
   }
 }
 
 template <typename T>
 void write_kv(const AttentionShape& shape, T* pool, int64_t slot, const float* k, const float* v) {
-  const int head_dim = shape.head_dim;
-  const int offset = int(slot % kGroup);
+  const int head_dim = shape.head_dim, offset = int(slot % kGroup);
   T* group = pool + size_t(slot / kGroup) * shape.group_elements();
-  constexpr int kStep = sizeof(T) == 2 ? 2 : 1;  // elements that stand together
   const __m512 largest = _mm512_set1_ps(3.3895e38f);  // the largest bfloat16
-  for (int head = 0; head < shape.num_kv_heads; ++head) {
-    T* key = group + 2 * head * shape.part_elements();
-    T* value = key + shape.part_elements();
-    T from_k[kMaxHeadDim], from_v[kMaxHeadDim];
+  for (int head = 0; head < shape.num_kv_heads; ++head, k += head_dim, v += head_dim) {
+    T* keys = group + 2 * head * shape.part_elements();
+    T* values = keys + shape.part_elements();
+    T rounded[kMaxHeadDim];
     for (int d = 0; d < head_dim; d += 16) {
-      store16(from_k + d, _mm512_loadu_ps(k + size_t(head) * head_dim + d));
-      __m512 x = _mm512_loadu_ps(v + size_t(head) * head_dim + d);
+      store16(rounded + d, _mm512_loadu_ps(k + d));
+      __m512 x = _mm512_loadu_ps(v + d);
       x = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), x);
       x = _mm512_max_ps(_mm512_min_ps(x, largest), _mm512_sub_ps(_mm512_setzero_ps(), largest));
-      store16(from_v + d, x);
+      scatter_values(values, offset, head_dim, d, x);
     }
-    for (int d = 0; d < head_dim; ++d) {
-      key[(d / kStep) * kGroup * kStep + offset * kStep + d % kStep] = from_k[d];
-      value[size_t(offset / kStep) * head_dim * kStep + d * kStep + offset % kStep] = from_v[d];
-    }
+    scatter_keys(keys, offset, rounded, head_dim);
   }
 }
 
-template void attend(const AttentionShape&, const AttentionItem<bf16>&, float*, float*, size_t);
-template void attend(const AttentionShape&, const AttentionItem<float>&, float*, float*, size_t);
+template void attend(const AttentionShape&, const AttentionItem<bf16>&, const AttentionItem<bf16>*, float*, SlabsView<bf16>, int);
+template void attend(const AttentionShape&, const AttentionItem<float>&, const AttentionItem<float>*, float*, SlabsView<float>, int);
+template void finish_rows(const AttentionShape&, const AttentionItem<bf16>&, const float*, const float*, SlabsView<bf16>, int);
 template float soften(const float*, int, int, float&, float&, bf16*);
 template void write_kv(const AttentionShape&, bf16*, int64_t, const float*, const float*);
 template void write_kv(const AttentionShape&, float*, int64_t, const float*, const float*);

@@ -10,6 +10,7 @@
 // result depends on its own position and its row's keys, not on how the row is cut into chunks or where its blocks are.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,7 +29,8 @@ struct AttentionShape {
   int head_dim;  // a multiple of 16
   float scale;
 
-  int shared() const { return num_heads / num_kv_heads; }
+  int shared() const { return num_heads / num_kv_heads; }  // query heads to one of keys and values
+  int width() const { return num_heads * head_dim; }
   size_t part_elements() const { return size_t(head_dim) * kGroup; }  // one head's keys, or values, in a group
   size_t group_elements() const { return 2 * num_kv_heads * part_elements(); }
 };
@@ -44,18 +46,63 @@ struct AttentionItem {
   int groups_per_block;
   const T* pool;          // the layer's
   int kv_head;
+
+  int num_groups() const { return (first_position + num_queries - 1) / kGroup + 1; }  // that its queries see
+  // Keys of a group; values follow.
+  const T* keys(const AttentionShape& shape, int group) const {
+    const size_t index = size_t(blocks[group / groups_per_block]) * groups_per_block + group % groups_per_block;
+    return pool + index * shape.group_elements() + 2 * kv_head * shape.part_elements();
+  }
 };
 
-
-// result[query * result_stride + head * head_dim + d], float32, for the heads that share the item's kv_head.
+// What is read together: up to four groups of keys and their values.
 template <typename T>
-void attend(const AttentionShape& shape, const AttentionItem<T>& item, float* scratch, float* result,
-            size_t result_stride);
+struct KeyTile {
+  int first_key, num_groups;
+  const T* keys[kTileGroups];
+  const T* values[kTileGroups];
+  // Where the groups of the tile after this one lie, or these where there are none: memory to ask for meanwhile.
+  const T* next_keys[kTileGroups];
+  const T* next_values[kTileGroups];
+};
+
+// Calls visit(tile) for an item's tiles in order; `following` is what this thread will probably do afterwards, or null.
+template <typename T, typename Visit>
+void walk_tiles(const AttentionShape& shape, const AttentionItem<T>& item, const AttentionItem<T>* following, Visit visit) {
+  const int num_groups = item.num_groups();
+  KeyTile<T> tile;
+  for (int first = 0; first < num_groups; first += kTileGroups) {
+    tile.first_key = first * kGroup;
+    tile.num_groups = std::min(kTileGroups, num_groups - first);
+    const bool is_last = first + kTileGroups >= num_groups;
+    const AttentionItem<T>* owner = is_last ? following : &item;
+    const int next_first = is_last ? 0 : first + kTileGroups;
+    for (int g = 0; g < tile.num_groups; ++g) {
+      tile.keys[g] = item.keys(shape, first + g);
+      tile.values[g] = tile.keys[g] + shape.part_elements();
+      const bool has_next = owner != nullptr && next_first + g < owner->num_groups();
+      tile.next_keys[g] = has_next ? owner->keys(shape, next_first + g) : tile.keys[g];
+      tile.next_values[g] = tile.next_keys[g] + shape.part_elements();
+    }
+    visit(tile);
+  }
+}
+
+// The heads that share the item's kv_head, for its queries: out at (first_row + query, head * head_dim + d), `width` wide,
+// with zeros up to the end of a slab. `following` may be null.
+template <typename T>
+void attend(const AttentionShape& shape, const AttentionItem<T>& item, const AttentionItem<T>* following, float* scratch,
+            SlabsView<T> out, int first_row);
 
 // The same on AMX tiles, for bfloat16 and head_dim a multiple of 32; sums are formed in another order. Between `enter`
 // and `leave` of the thread; leaves the tiles configured for matrix products.
-void attend_amx(const AttentionShape& shape, const AttentionItem<bf16>& item, float* scratch, float* result,
-                size_t result_stride);
+void attend_amx(const AttentionShape& shape, const AttentionItem<bf16>& item, const AttentionItem<bf16>* following,
+                float* scratch, SlabsView<bf16> out, int first_row);
+
+// The last step of both: sums [rows][head_dim] divided by the row's sum of weights, into `out`.
+template <typename T>
+void finish_rows(const AttentionShape& shape, const AttentionItem<T>& item, const float* sums, const float* weight_sums,
+                 SlabsView<T> out, int first_row);
 
 // Turns a row's scores of one tile into weights, hiding keys behind `position`; updates the running maximum and sum.
 // Returns by what everything before is to be multiplied.

@@ -6,6 +6,9 @@
 
 #include "attention.h"
 #include "tiles.h"
+#ifdef NORIA_EMULATE_AMX
+#include "tiles_emulated.h"
+#endif
 
 namespace noria {
 
@@ -43,15 +46,14 @@ void score_group(int row_tiles, const bf16* q, int head_dim, const bf16* keys, f
 }
 
 // out[rows][16 dimensions from d] += weights . values: values [8 slot pairs][dim][2] likewise.
-void add_values(int row_tiles, const bf16* weights, const bf16* const* groups, int num_groups, int head_dim, int d,
-                float* out) {
+void add_values(int row_tiles, const bf16* weights, const KeyTile<bf16>& tile, int head_dim, int d, float* out) {
   const long out_stride = head_dim * long(sizeof(float)), weight_stride = kTileKeys * long(sizeof(bf16));
   _tile_loadd(0, out + d, out_stride);
   if (row_tiles > 1) _tile_loadd(1, out + kTileRows * head_dim + d, out_stride);
   if (row_tiles > 2) _tile_loadd(2, out + 2 * kTileRows * head_dim + d, out_stride);
-  for (int g = 0; g < num_groups; ++g) {
+  for (int g = 0; g < tile.num_groups; ++g) {
     const bf16* own = weights + g * kGroup;
-    _tile_loadd(7, groups[g] + 2 * d, head_dim * 2 * long(sizeof(bf16)));
+    _tile_loadd(7, tile.values[g] + 2 * d, head_dim * 2 * long(sizeof(bf16)));
     _tile_loadd(3, own, weight_stride);
     _tile_dpbf16ps(0, 3, 7);
     if (row_tiles > 1) {
@@ -68,83 +70,64 @@ void add_values(int row_tiles, const bf16* weights, const bf16* const* groups, i
   if (row_tiles > 2) _tile_stored(2, out + 2 * kTileRows * head_dim + d, out_stride);
 }
 
-inline void prefetch(const void* data, size_t bytes) {
-  for (size_t line = 0; line < bytes; line += 64) _mm_prefetch(static_cast<const char*>(data) + line, _MM_HINT_T0);
+// Keys and values of a group.
+inline void prefetch(const AttentionShape& shape, const bf16* keys) {
+  const size_t bytes = 2 * shape.part_elements() * sizeof(bf16);
+  for (size_t line = 0; line < bytes; line += 64) _mm_prefetch(reinterpret_cast<const char*>(keys) + line, _MM_HINT_T0);
 }
 
 }  // namespace
 
-void attend_amx(const AttentionShape& shape, const AttentionItem<bf16>& item, float* scratch, float* result,
-                size_t result_stride) {
+void attend_amx(const AttentionShape& shape, const AttentionItem<bf16>& item, const AttentionItem<bf16>* following,
+                float* scratch, SlabsView<bf16> out, int first_row) {
   const int shared = shape.shared(), head_dim = shape.head_dim, rows = item.num_queries * shared;
   const int row_tiles = (rows + kTileRows - 1) / kTileRows, padded_rows = row_tiles * kTileRows;
-  float* out = scratch;                                                                  // [rows][head_dim]
-  float* scores = out + size_t(padded_rows) * head_dim;                                  // [rows][64]
+  float* sums = scratch;                                                                 // [rows][head_dim]
+  float* scores = sums + size_t(padded_rows) * head_dim;                                 // [rows][64]
   bf16* q = reinterpret_cast<bf16*>(scores + size_t(padded_rows) * kTileKeys);           // [rows][head_dim]
   bf16* weights = q + size_t(padded_rows) * head_dim;                                    // [rows][64]
   float* maximum = reinterpret_cast<float*>(weights + size_t(padded_rows) * kTileKeys);  // [rows]
-  float* sum = maximum + padded_rows;
-  std::fill(out, out + size_t(padded_rows) * head_dim, 0.0f);
+  float* weight_sums = maximum + padded_rows;
+  std::fill(sums, sums + size_t(padded_rows) * head_dim, 0.0f);
   std::fill(q + size_t(rows) * head_dim, q + size_t(padded_rows) * head_dim, bf16(0));
   std::fill(weights + size_t(rows) * kTileKeys, weights + size_t(padded_rows) * kTileKeys, bf16(0));
   for (int r = 0; r < rows; ++r) {
     const bf16* from = item.q + r / shared * item.q_stride + size_t(item.kv_head * shared + r % shared) * head_dim;
     std::copy(from, from + head_dim, q + size_t(r) * head_dim);
     maximum[r] = -std::numeric_limits<float>::infinity();
-    sum[r] = 0;
+    weight_sums[r] = 0;
   }
 
   const __m512 scale = _mm512_set1_ps(shape.scale);
-  const size_t group_elements = shape.group_elements();
-  const size_t part = shape.part_elements(), head_offset = 2 * item.kv_head * part;
-  const int num_row_groups = (item.first_position + item.num_queries - 1) / kGroup + 1;
-  const auto group_start = [&](int group) {
-    const size_t index =
-        size_t(item.blocks[group / item.groups_per_block]) * item.groups_per_block + group % item.groups_per_block;
-    return index * group_elements + head_offset;
-  };
-  for (int first_group = 0; first_group < num_row_groups; first_group += kTileGroups) {
-    const int num_groups = std::min(kTileGroups, num_row_groups - first_group);
-    const bf16* value_groups[kTileGroups];
+  walk_tiles(shape, item, following, [&](const KeyTile<bf16>& tile) {
     _tile_loadconfig(&kScores);
-    for (int g = 0; g < num_groups; ++g) {
-      const size_t start = group_start(first_group + g);
-      const bf16* keys = item.pool + start;
-      value_groups[g] = keys + part;
-      if (first_group + g + kTileGroups < num_row_groups)
-        prefetch(item.pool + group_start(first_group + g + kTileGroups), 2 * part * sizeof(bf16));
+    for (int g = 0; g < tile.num_groups; ++g) {
+      prefetch(shape, tile.next_keys[g]);
       for (int t = 0; t < row_tiles; t += kRowTiles) {
         const size_t row = size_t(t) * kTileRows;
-        score_group(std::min(kRowTiles, row_tiles - t), q + row * head_dim, head_dim, keys,
+        score_group(std::min(kRowTiles, row_tiles - t), q + row * head_dim, head_dim, tile.keys[g],
                     scores + row * kTileKeys + g * kGroup);
       }
     }
     for (int r = 0; r < rows; ++r) {
       float* own = scores + size_t(r) * kTileKeys;
-      for (int k = 0; k < num_groups * kGroup; k += 16)
+      for (int k = 0; k < tile.num_groups * kGroup; k += 16)
         _mm512_storeu_ps(own + k, _mm512_mul_ps(_mm512_loadu_ps(own + k), scale));
-      const float decay = soften(own, first_group * kGroup, item.first_position + r / shared, maximum[r], sum[r],
+      const float decay = soften(own, tile.first_key, item.first_position + r / shared, maximum[r], weight_sums[r],
                                  weights + size_t(r) * kTileKeys);
-      float* sums = out + size_t(r) * head_dim;
+      float* own_sums = sums + size_t(r) * head_dim;
       for (int d = 0; d < head_dim; d += 16)
-        _mm512_storeu_ps(sums + d, _mm512_mul_ps(_mm512_loadu_ps(sums + d), _mm512_set1_ps(decay)));
+        _mm512_storeu_ps(own_sums + d, _mm512_mul_ps(_mm512_loadu_ps(own_sums + d), _mm512_set1_ps(decay)));
     }
     _tile_loadconfig(&kValues);
     for (int t = 0; t < row_tiles; t += kRowTiles) {
       const size_t row = size_t(t) * kTileRows;
       for (int d = 0; d < head_dim; d += 16)
-        add_values(std::min(kRowTiles, row_tiles - t), weights + row * kTileKeys, value_groups, num_groups, head_dim, d,
-                   out + row * head_dim);
+        add_values(std::min(kRowTiles, row_tiles - t), weights + row * kTileKeys, tile, head_dim, d, sums + row * head_dim);
     }
-  }
+  });
   _tile_loadconfig(&kScores);  // which is that of the products as well
-
-  for (int r = 0; r < rows; ++r) {
-    float* target = result + r / shared * result_stride + size_t(item.kv_head * shared + r % shared) * head_dim;
-    const __m512 share = _mm512_set1_ps(1.0f / sum[r]);
-    for (int d = 0; d < head_dim; d += 16)
-      _mm512_storeu_ps(target + d, _mm512_mul_ps(_mm512_loadu_ps(out + size_t(r) * head_dim + d), share));
-  }
+  finish_rows(shape, item, sums, weight_sums, out, first_row);
 }
 
 }  // namespace noria

@@ -1,6 +1,7 @@
 // A program of its own that runs the executor without Python, for the sanitizers (`make sanitize`): random weights and
 // shapes, rows cut into chunks, beside each other and in shuffled blocks, one thread and several. It checks that every
-// result is the same bits, and that float32 agrees with a naive computation in double.
+// result is the same bits, and close to a naive computation in double. Built with NORIA_EMULATE_AMX it runs the AMX kernels
+// on any machine.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -75,7 +76,7 @@ template <typename T>
 std::unique_ptr<Executor<T>> build(const Shape& s, const Weights& w, int threads, GemmKernel<T> kernel) {
   auto executor = std::make_unique<Executor<T>>(threads, kernel);
   const int table = executor->add_rows(s.head_dim), x = executor->add_rows(s.hidden), qkv = executor->add_rows(s.qkv());
-  const int attended = executor->add_rows(s.q()), logits = executor->add_rows(s.vocabulary);
+  const int logits = executor->add_rows(s.vocabulary), attended = executor->add_slabs(s.q());
   const int normed = executor->add_slabs(s.hidden), q = executor->add_slabs(s.q()), wide = executor->add_slabs(s.intermediate);
   const int attention = executor->add_attention({s.heads, s.kv_heads, s.head_dim, 1.0f / std::sqrt(float(s.head_dim))});
   const int embedding = matrix(*executor, s.vocabulary, s.hidden, w.embedding);
@@ -106,8 +107,7 @@ std::unique_ptr<Executor<T>> build(const Shape& s, const Weights& w, int threads
     attend.layer = i;
     attend.attention = attention;
     executor->add_operation(attend);
-    executor->add_operation(operation(Kind::kPack, attended, q, -1));
-    product(q, x, matrix(*executor, s.hidden, s.q(), layer.output), Epilogue::kAdd);
+    product(attended, x, matrix(*executor, s.hidden, s.q(), layer.output), Epilogue::kAdd);
     norm(layer.norm2);
     product(normed, wide, matrix(*executor, 2 * s.intermediate, s.hidden, layer.gate_up, true), Epilogue::kSiluMul);
     product(wide, x, matrix(*executor, s.hidden, s.intermediate, layer.down), Epilogue::kAdd);
@@ -251,7 +251,7 @@ void expect(bool holds, const char* what) {
 }
 
 template <typename T>
-void check_shape(const Shape& s, GemmKernel<T> kernel, bool against_naive) {
+void check_shape(const Shape& s, GemmKernel<T> kernel, double tolerance) {
   std::mt19937 random(s.hidden + s.intermediate);
   const Weights weights = random_weights(s, random);
   Prompts prompts;
@@ -268,13 +268,12 @@ void check_shape(const Shape& s, GemmKernel<T> kernel, bool against_naive) {
   expect(run(*three, prompts, {9}, 32, 5) == expected, "blocks of 32");
   for (size_t i = 0; i < prompts.size(); ++i)
     expect(run(*one, {prompts[i]}, {100}, 16, 6)[0] == expected[i], "alone");
-  if (!against_naive) return;
   for (size_t i = 0; i < prompts.size(); ++i) {
     const auto exact = naive(s, weights, prompts[i]);
     double worst = 0;
     for (size_t t = 0; t < exact.size(); ++t)
       for (int n = 0; n < s.vocabulary; ++n) worst = std::max(worst, std::abs(exact[t][n] - double(expected[i][t][n])));
-    expect(worst < 2e-3, "float32 agrees with double");
+    expect(worst < tolerance, "close to a naive computation in double");
   }
 }
 
@@ -287,9 +286,9 @@ int main() {
   }
   const std::vector<Shape> shapes = {{64, 96, 4, 2, 16, 61, 2}, {72, 112, 3, 1, 32, 77, 1}, {96, 80, 6, 2, 64, 40, 1}};
   for (const Shape& shape : shapes) {
-    check_shape<float>(shape, float_kernel(), true);
-    check_shape<bf16>(shape, bf16_kernel(Isa::kAvx512), false);
-    if (cpu_has_amx_bf16()) check_shape<bf16>(shape, bf16_kernel(Isa::kAmx), false);
+    check_shape<float>(shape, float_kernel(), 2e-4);
+    check_shape<bf16>(shape, bf16_kernel(Isa::kAvx512), 0.4);
+    if (cpu_has_amx_bf16()) check_shape<bf16>(shape, bf16_kernel(Isa::kAmx), 0.4);
   }
   std::printf(num_failures ? "%d checks failed\n" : "all checks passed\n", num_failures);
   return num_failures ? 1 : 0;

@@ -15,15 +15,16 @@ namespace {
 
 constexpr int kQueriesPerItem = 16;
 constexpr int kRowsPerTurn = 4;
-constexpr int kTurnsPerThread = 4;
+constexpr int kChunkBytes = 400 << 10;      // of a product's input that a core keeps while it goes through the weights
+constexpr int kPrefetchBytes = 4096;        // how far ahead of their use weights are asked for
 
 }  // namespace
 
 Kind kind_of(const std::string& name) {
   static const std::pair<const char*, Kind> kinds[] = {
-      {"embedding", Kind::kEmbedding}, {"norm", Kind::kNorm},     {"pack", Kind::kPack},
-      {"product", Kind::kProduct},     {"rotary", Kind::kRotary}, {"rotary_table", Kind::kRotaryTable},
-      {"attention", Kind::kAttention}};
+      {"embedding", Kind::kEmbedding}, {"norm", Kind::kNorm},
+      {"product", Kind::kProduct},     {"rotary", Kind::kRotary},
+      {"rotary_table", Kind::kRotaryTable}, {"attention", Kind::kAttention}};
   for (const auto& [known, kind] : kinds)
     if (name == known) return kind;
   throw std::invalid_argument("no operation is called " + name);
@@ -37,7 +38,7 @@ Epilogue epilogue_of(const std::string& name) {
 }
 
 template <typename T>
-Executor<T>::Executor(int num_threads, GemmKernel<T> kernel) : kernel_(kernel), pool_(num_threads) {
+Executor<T>::Executor(int num_threads, GemmKernel<T> kernel) : kernel_(kernel), shares_(num_threads), pool_(num_threads) {
   for (int thread = 0; thread < num_threads; ++thread) scratch_.emplace_back();
 }
 
@@ -147,7 +148,6 @@ int Executor<T>::add_attention(AttentionShape shape) {
 template <typename T>
 void Executor<T>::add_operation(Operation operation) {
   operations_.push_back(std::move(operation));
-  counters_ = std::vector<std::atomic<int>>(operations_.size());
 }
 
 template <typename T>
@@ -225,7 +225,7 @@ void Executor<T>::prepare(const Batch& batch) {
   const int most_rows = padded_rows(std::max({batch.num_tokens, batch.num_logits, 1}));
   for (Rows& rows : rows_) rows.data.reserve(size_t(most_rows) * padded(rows.width));
   for (Slabs& slabs : slabs_) slabs.data.reserve(size_t(most_rows) * padded(slabs.width));
-  for (auto& counter : counters_) counter.store(0, std::memory_order_relaxed);
+  shares_.clear();
   seconds.assign(timed ? operations_.size() : 0, 0.0);
   size_t scratch = size_t(kernel_.max_rows) * kPanel;
   for (const AttentionShape& shape : shapes_) scratch = std::max(scratch, attention_scratch_floats(shape, kQueriesPerItem));
@@ -256,41 +256,27 @@ void Executor<T>::work(int thread) {
   kernel_.leave();
 }
 
-// Calls turn(begin, end) with what the counter gives until everything is done.
-template <typename Turn>
-static void share(std::atomic<int>& counter, int total, int per_turn, Turn turn) {
-  for (int begin; (begin = counter.fetch_add(per_turn, std::memory_order_relaxed)) < total;)
-    turn(begin, std::min(begin + per_turn, total));
-}
-
 template <typename T>
 void Executor<T>::execute(const Operation& op, size_t index, int thread) {
-  std::atomic<int>& counter = counters_[index];
   const int rows = row_count(op);
+  const auto share = [&](int total, int per_turn, auto turn) { shares_.run(thread, unsigned(index), total, per_turn, turn); };
   switch (op.kind) {
     case Kind::kEmbedding:
-      return share(counter, rows, kRowsPerTurn, [&](int b, int e) { embedding(op, b, e); });
+      return share(rows, kRowsPerTurn, [&](int b, int e) { embedding(op, b, e); });
     case Kind::kNorm:
-      return share(counter, rows, kRowsPerTurn, [&](int b, int e) { norm(op, b, e); });
-    case Kind::kPack:
-      return share(counter, rows, kRowsPerTurn, [&](int b, int e) { pack(op, b, e); });
+      return share(rows, kRowsPerTurn, [&](int b, int e) { norm(op, b, e); });
     case Kind::kRotaryTable:
-      return share(counter, rows, kRowsPerTurn, [&](int b, int e) { rotary_table(op, b, e); });
+      return share(rows, kRowsPerTurn, [&](int b, int e) { rotary_table(op, b, e); });
     case Kind::kRotary:
-      // Neighbouring tokens write into the same cache lines, so they should be the same thread's.
-      return share(counter, rows, std::clamp(rows / (2 * pool_.size()), 1, 64), [&](int b, int e) { rotary(op, b, e); });
-    case Kind::kAttention: {
-      // The heads of one row lie side by side in memory: with many rows, one thread takes them all.
-      const int num_heads = shapes_[op.attention].num_kv_heads, num_items = int(items_.size());
-      const int per_turn = num_items >= 4 * num_heads * pool_.size() ? num_heads : 1;
-      return share(counter, num_items, per_turn, [&](int b, int e) { attention(op, b, e, thread); });
-    }
+      // Tokens of one group write into the same cache lines, so they should be the same thread's.
+      return share(rows, kGroup, [&](int b, int e) { rotary(op, b, e); });
+    case Kind::kAttention:
+      return share(int(items_.size()), 1, [&](int b, int) { attention(op, b, thread); });
     case Kind::kProduct: {
-      if (rows == 0) return;
-      const int panels = matrices_[op.weight]->panels;
-      const int per_turn = std::max(1, panels / (pool_.size() * kTurnsPerThread));
+      if (rows == 0) return share(0, 1, [](int, int) {});
+      const Blocking cut = blocking(op);
       float* block = scratch_[thread].data();
-      return share(counter, panels, per_turn, [&](int b, int e) { product(op, b, e, block); });
+      return share(cut.num_chunks * cut.panels, 1, [&](int b, int) { product(op, cut, b, block); });
     }
   }
 }
@@ -310,9 +296,9 @@ void Executor<T>::embedding(const Operation& op, int begin, int end) {
 template <typename T>
 void Executor<T>::norm(const Operation& op, int begin, int end) {
   const Rows& in = rows_[op.input];
-  Slabs& out = slabs_[op.output];
+  const SlabsView<T> out = view(op.output, row_count(op));
   const std::vector<float>& weight = vectors_[op.weight];
-  const int width = in.width, stride = padded_rows(row_count(op));
+  const int width = in.width;
   for (int row = begin; row < end; ++row) {
     const float* x = in.data.data() + size_t(op.selects ? batch_->logit_tokens[row] : row) * width;
     __m512 squares = _mm512_setzero_ps();
@@ -327,41 +313,48 @@ void Executor<T>::norm(const Operation& op, int begin, int end) {
       const int left = width - k;
       const __mmask16 mask = left >= 16 ? 0xFFFF : left > 0 ? (1u << left) - 1 : 0;
       const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + k), factors);
-      store16(out.data.data() + (size_t(k / kSlab) * stride + row) * kSlab + k % kSlab,
-              _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, weight.data() + k)));
+      store16(out.at(row, k), _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, weight.data() + k)));
     }
   }
 }
 
 template <typename T>
-void Executor<T>::pack(const Operation& op, int begin, int end) {
-  const Rows& in = rows_[op.input];
-  Slabs& out = slabs_[op.output];
-  const int width = in.width, stride = padded_rows(row_count(op));
-  for (int row = begin; row < end; ++row) {
-    const float* x = in.data.data() + size_t(row) * width;
-    for (int k = 0; k < int(padded(width)); k += 16) {
-      const int left = width - k;
-      const __mmask16 mask = left >= 16 ? 0xFFFF : left > 0 ? (1u << left) - 1 : 0;
-      store16(out.data.data() + (size_t(k / kSlab) * stride + row) * kSlab + k % kSlab, _mm512_maskz_loadu_ps(mask, x + k));
-    }
-  }
+typename Executor<T>::Blocking Executor<T>::blocking(const Operation& op) const {
+  const Matrix& matrix = *matrices_[op.weight];
+  Blocking cut;
+  cut.rows = row_count(op);
+  cut.panels = matrix.panels;
+  // Blocks of one size: a last one of few rows would wait for the multipliers' latency.
+  const auto equal_parts = [](int total, int most, int multiple) {
+    const int parts = (total + most - 1) / most;
+    return ((total + parts - 1) / parts + multiple - 1) / multiple * multiple;
+  };
+  const int row_bytes = matrix.num_slabs * kSlab * int(sizeof(T));
+  const int most_rows = std::max(kChunkBytes / row_bytes, kernel_.max_rows) / kernel_.max_rows * kernel_.max_rows;
+  cut.chunk_rows = equal_parts(cut.rows, most_rows, kernel_.row_multiple);
+  cut.num_chunks = (cut.rows + cut.chunk_rows - 1) / cut.chunk_rows;
+  cut.block_rows = equal_parts(cut.chunk_rows, kernel_.max_rows, kernel_.row_multiple);
+  return cut;
 }
 
+// One of chunks x panels.
 template <typename T>
-void Executor<T>::product(const Operation& op, int first_panel, int last_panel, float* block) {
+void Executor<T>::product(const Operation& op, const Blocking& cut, int item, float* block) {
   const Matrix& matrix = *matrices_[op.weight];
   const Slabs& in = slabs_[op.input];
-  const int num_rows = row_count(op);
-  const size_t slab_stride = size_t(padded_rows(num_rows)) * kSlab;
-  const size_t panel_size = size_t(kPanel) * matrix.num_slabs * kSlab;
-  for (int panel = first_panel; panel < last_panel; ++panel) {
-    const T* weights = matrix.data.data() + panel * panel_size;
-    for (int row = 0; row < num_rows; row += kernel_.max_rows) {
-      const int rows = std::min(kernel_.max_rows, num_rows - row);
-      kernel_.run(in.data.data() + size_t(row) * kSlab, slab_stride, rows, weights, matrix.num_slabs, block);
-      finish_block(op, matrix, panel, row, rows, num_rows, block);
-    }
+  const size_t slab_stride = size_t(padded_rows(cut.rows)) * kSlab;
+  const size_t panel_size = size_t(kPanel) * matrix.num_slabs * kSlab, panel_bytes = panel_size * sizeof(T);
+  const int panel = item % cut.panels, first_row = item / cut.panels * cut.chunk_rows;
+  const int last_row = std::min(first_row + cut.chunk_rows, cut.rows);
+  const int num_blocks = (last_row - first_row + cut.block_rows - 1) / cut.block_rows;
+  const T* weights = matrix.data.data() + panel * panel_size;
+  // A single block reads its own panel a little ahead; several share out the next one, which then is there in time.
+  const char* ahead = reinterpret_cast<const char*>(weights) + (num_blocks == 1 ? kPrefetchBytes : panel_bytes);
+  const size_t step = 2 * kPanel * 2 / num_blocks;
+  for (int row = first_row; row < last_row; row += cut.block_rows, ahead += panel_bytes / num_blocks) {
+    const int rows = std::min(cut.block_rows, last_row - row);
+    kernel_.run(in.data.data() + size_t(row) * kSlab, slab_stride, rows, weights, matrix.num_slabs, block, {ahead, step});
+    finish_block(op, matrix, panel, row, rows, cut.rows, block);
   }
 }
 
@@ -375,17 +368,17 @@ void Executor<T>::finish_block(const Operation& op, const Matrix& matrix, int pa
     bias_high = _mm512_loadu_ps(matrix.bias.data() + panel * kPanel + 16);
   }
   if (op.epilogue == Epilogue::kSiluMul) {
-    Slabs& out = slabs_[op.output];
-    const int column = panel * 16, stride = padded_rows(num_rows);
-    const int left = out.width - column;
+    const SlabsView<T> out = view(op.output, num_rows);
+    const int column = panel * 16, width = slabs_[op.output].width;
+    const int left = width - column;
     const __mmask16 mask = left >= 16 ? 0xFFFF : (1u << left) - 1;
-    const bool is_last_half = column % kSlab == 0 && column + 16 >= out.width;
+    const bool is_last_half = column % kSlab == 0 && column + 16 >= width;
     for (int r = 0; r < rows; ++r) {
       const __m512 gate = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel), bias_low);
       const __m512 up = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel + 16), bias_high);
       const __m512 one = _mm512_set1_ps(1.0f);
       const __m512 sigmoid = _mm512_div_ps(one, _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), gate))));
-      T* to = out.data.data() + (size_t(column / kSlab) * stride + first_row + r) * kSlab + column % kSlab;
+      T* to = out.at(first_row + r, column);
       store16(to, _mm512_maskz_mov_ps(mask, _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), up)));
       if (is_last_half) store16(to + 16, _mm512_setzero_ps());
     }
@@ -452,31 +445,35 @@ void Executor<T>::rotary(const Operation& op, int begin, int end) {
 }
 
 template <typename T>
-void Executor<T>::attention(const Operation& op, int begin, int end, int thread) {
+AttentionItem<T> Executor<T>::attention_item(const Operation& op, const Item& item) const {
+  const int q_size = shapes_[op.attention].width();
+  const int first_token = batch_->query_start[item.row] + item.first_query;
+  AttentionItem<T> work;
+  work.q = slabs_[op.input].data.data() + size_t(first_token) * q_size;
+  work.q_stride = q_size;
+  work.num_queries = item.num_queries;
+  work.first_position = batch_->positions[first_token];
+  work.blocks = batch_->block_table + size_t(item.row) * batch_->table_width;
+  work.groups_per_block = block_size_ / kGroup;
+  work.pool = pools_[op.layer].data();
+  work.kv_head = item.kv_head;
+  return work;
+}
+
+template <typename T>
+void Executor<T>::attention(const Operation& op, int index, int thread) {
   const AttentionShape& shape = shapes_[op.attention];
-  const int q_size = shape.num_heads * shape.head_dim;
-  Rows& out = rows_[op.output];
-  for (int i = begin; i < end; ++i) {
-    const Item& item = items_[i];
-    const int first_token = batch_->query_start[item.row] + item.first_query;
-    AttentionItem<T> work;
-    work.q = slabs_[op.input].data.data() + size_t(first_token) * q_size;
-    work.q_stride = q_size;
-    work.num_queries = item.num_queries;
-    work.first_position = batch_->positions[first_token];
-    work.blocks = batch_->block_table + size_t(item.row) * batch_->table_width;
-    work.groups_per_block = block_size_ / kGroup;
-    work.pool = pools_[op.layer].data();
-    work.kv_head = item.kv_head;
-    float* result = out.data.data() + size_t(first_token) * out.width;
-    if constexpr (sizeof(T) == 2) {
-      if (kernel_.has_tiles && shape.head_dim % 32 == 0) {
-        attend_amx(shape, work, scratch_[thread].data(), result, out.width);
-        continue;
-      }
-    }
-    attend(shape, work, scratch_[thread].data(), result, out.width);
+  const Item& item = items_[index];
+  const AttentionItem<T> work = attention_item(op, item);
+  const bool is_last = index + 1 == int(items_.size());
+  const AttentionItem<T> following = is_last ? work : attention_item(op, items_[index + 1]);
+  const SlabsView<T> out = view(op.output, batch_->num_tokens);
+  const int first_row = batch_->query_start[item.row] + item.first_query;
+  float* scratch = scratch_[thread].data();
+  if constexpr (sizeof(T) == 2) {
+    if (kernel_.has_tiles && shape.head_dim % 32 == 0) return attend_amx(shape, work, is_last ? nullptr : &following, scratch, out, first_row);
   }
+  attend(shape, work, is_last ? nullptr : &following, scratch, out, first_row);
 }
 
 template class Executor<bf16>;

@@ -1,11 +1,10 @@
 // Runs a compiled program, a flat list of operations over buffers, for one step at a time: `Executor<T>`.
 //
 // T is the type of weights, KV and products' inputs. Two kinds of buffers: `rows` are float32 [rows][width], `slabs` hold
-// a product's input as gemm.h wants it. A step is one parallel region; every operation is shared out over the threads by
-// a counter, and ends at a barrier. Who computes what never changes a result.
+// a product's input as gemm.h wants it. A step is one parallel region; every operation is shared out over the threads and
+// ends at a barrier. Who computes what never changes a result.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -32,7 +31,7 @@ struct Batch {
 
 enum class Epilogue { kStore, kAdd, kSiluMul };
 
-enum class Kind { kEmbedding, kNorm, kPack, kProduct, kRotaryTable, kRotary, kAttention };
+enum class Kind { kEmbedding, kNorm, kProduct, kRotaryTable, kRotary, kAttention };
 
 struct Operation {
   Kind kind;
@@ -104,29 +103,35 @@ class Executor {
     int width;
     Array<T> data;
   };
+  // How a product's rows are cut: chunks that stay in a core's cache, and in them blocks of a kernel's size.
+  struct Blocking {
+    int rows, block_rows, chunk_rows, num_chunks, panels;
+  };
   struct Item {
     int row, first_query, num_queries, kv_head;
   };
 
   int row_count(const Operation& op) const { return op.on_logit_rows ? batch_->num_logits : batch_->num_tokens; }
   int padded_rows(int rows) const { return (rows + kernel_.row_multiple - 1) / kernel_.row_multiple * kernel_.row_multiple; }
+  SlabsView<T> view(int slabs, int rows) { return {slabs_[slabs].data.data(), size_t(padded_rows(rows)) * kSlab}; }
   template <typename Source>
   void fill(int matrix, int first_row, int num_rows, const Source* data);
   size_t packed_index(const Matrix& matrix, int packed_row, int k) const;
   int packed_row(const Matrix& matrix, int row) const;
 
+  Blocking blocking(const Operation& op) const;
   void prepare(const Batch& batch);
   void work(int thread);
   void execute(const Operation& op, size_t index, int thread);
   void embedding(const Operation& op, int begin, int end);
   void norm(const Operation& op, int begin, int end);
-  void pack(const Operation& op, int begin, int end);
-  void product(const Operation& op, int first_panel, int last_panel, float* block);
+  void product(const Operation& op, const Blocking& blocking, int item, float* block);
   void finish_block(const Operation& op, const Matrix& matrix, int panel, int first_row, int rows, int num_rows,
                     const float* block);
   void rotary_table(const Operation& op, int begin, int end);
   void rotary(const Operation& op, int begin, int end);
-  void attention(const Operation& op, int begin, int end, int thread);
+  AttentionItem<T> attention_item(const Operation& op, const Item& item) const;
+  void attention(const Operation& op, int index, int thread);
 
   GemmKernel<T> kernel_;
   std::vector<std::unique_ptr<Matrix>> matrices_;
@@ -141,7 +146,7 @@ class Executor {
 
   const Batch* batch_ = nullptr;
   std::vector<Item> items_;
-  std::vector<std::atomic<int>> counters_;
+  Shares shares_;
   std::vector<Array<float>> scratch_;  // per thread
   ThreadPool pool_;  // last: its threads end before what they use
 };

@@ -1,8 +1,9 @@
 #include "gemm.h"
 
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "numbers.h"
 
 namespace noria {
 
@@ -10,72 +11,36 @@ namespace {
 
 constexpr int kRows = 14;  // 14 rows x 2 registers of accumulators, 2 of weights, 1 of activations: 31 of 32
 
-// Weights are streamed from memory when there are few rows; this far ahead of their use, in bytes.
-constexpr size_t kPrefetch = 4096;
-
-template <int R>
-void block_bf16(const bf16* x, size_t slab_stride, const bf16* panel, int num_slabs, float* block) {
-  __m512 low[R], high[R];
-  for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_ps();
-  for (int slab = 0; slab < num_slabs; ++slab, x += slab_stride) {
-    for (int pair = 0; pair < kSlab / 2; ++pair, panel += 2 * kPanel) {
-      _mm_prefetch(reinterpret_cast<const char*>(panel) + kPrefetch, _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(panel) + kPrefetch + 64, _MM_HINT_T0);
-      const __m512bh w0 = (__m512bh)_mm512_loadu_si512(panel);
-      const __m512bh w1 = (__m512bh)_mm512_loadu_si512(panel + kPanel);
-#pragma GCC unroll 14
-      for (int r = 0; r < R; ++r) {
-        const int both = *reinterpret_cast<const int*>(x + r * kSlab + 2 * pair);
-        const __m512bh a = (__m512bh)_mm512_set1_epi32(both);
-        low[r] = _mm512_dpbf16_ps(low[r], a, w0);
-        high[r] = _mm512_dpbf16_ps(high[r], a, w1);
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    _mm512_storeu_ps(block + r * kPanel, low[r]);
-    _mm512_storeu_ps(block + r * kPanel + 16, high[r]);
-  }
-}
-
-template <int R>
-void block_float(const float* x, size_t slab_stride, const float* panel, int num_slabs, float* block) {
-  __m512 low[R], high[R];
-  for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_ps();
-  for (int slab = 0; slab < num_slabs; ++slab, x += slab_stride) {
-    for (int k = 0; k < kSlab; ++k, panel += kPanel) {
-      _mm_prefetch(reinterpret_cast<const char*>(panel) + kPrefetch, _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(panel) + kPrefetch + 64, _MM_HINT_T0);
-      const __m512 w0 = _mm512_loadu_ps(panel);
-      const __m512 w1 = _mm512_loadu_ps(panel + 16);
-#pragma GCC unroll 14
-      for (int r = 0; r < R; ++r) {
-        const __m512 a = _mm512_set1_ps(x[r * kSlab + k]);
-        low[r] = _mm512_fmadd_ps(a, w0, low[r]);
-        high[r] = _mm512_fmadd_ps(a, w1, high[r]);
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    _mm512_storeu_ps(block + r * kPanel, low[r]);
-    _mm512_storeu_ps(block + r * kPanel + 16, high[r]);
-  }
-}
-
 template <typename T, int R>
-void one_block(const T* x, size_t slab_stride, const T* panel, int num_slabs, float* block) {
-  if constexpr (sizeof(T) == 2) {
-    block_bf16<R>(x, slab_stride, panel, num_slabs, block);
-  } else {
-    block_float<R>(x, slab_stride, panel, num_slabs, block);
+void one_block(const T* x, size_t slab_stride, const T* panel, int num_slabs, float* block, Ahead ahead) {
+  using L = Lanes<T>;
+  __m512 low[R], high[R];
+  for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_ps();
+  for (int slab = 0; slab < num_slabs; ++slab, x += slab_stride) {
+    for (int k = 0; k < kSlab; k += L::kDepth, panel += kPanel * L::kDepth) {
+      _mm_prefetch(ahead.at, _MM_HINT_T0);
+      _mm_prefetch(ahead.at + ahead.step / 2, _MM_HINT_T0);
+      ahead.at += ahead.step;
+      const auto w0 = L::load(panel), w1 = L::load(panel + kPanel / 2 * L::kDepth);
+#pragma GCC unroll 14
+      for (int r = 0; r < R; ++r) {
+        const auto a = L::spread(x + r * kSlab + k);
+        low[r] = L::add_product(low[r], a, w0);
+        high[r] = L::add_product(high[r], a, w1);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    _mm512_storeu_ps(block + r * kPanel, low[r]);
+    _mm512_storeu_ps(block + r * kPanel + 16, high[r]);
   }
 }
 
 template <typename T>
-void run_rows(const T* x, size_t slab_stride, int rows, const T* panel, int num_slabs, float* block) {
+void run_rows(const T* x, size_t slab_stride, int rows, const T* panel, int num_slabs, float* block, Ahead ahead) {
   switch (rows) {
 #define NORIA_ROWS(R) \
-  case R: return one_block<T, R>(x, slab_stride, panel, num_slabs, block);
+  case R: return one_block<T, R>(x, slab_stride, panel, num_slabs, block, ahead);
     NORIA_ROWS(1) NORIA_ROWS(2) NORIA_ROWS(3) NORIA_ROWS(4) NORIA_ROWS(5) NORIA_ROWS(6) NORIA_ROWS(7)
     NORIA_ROWS(8) NORIA_ROWS(9) NORIA_ROWS(10) NORIA_ROWS(11) NORIA_ROWS(12) NORIA_ROWS(13) NORIA_ROWS(14)
 #undef NORIA_ROWS
@@ -93,11 +58,15 @@ bool cpu_has_avx512_bf16() {
 }
 
 bool cpu_has_amx_bf16() {
+#ifdef NORIA_EMULATE_AMX
+  return true;
+#else
   unsigned a, b, c, d = 0;
   __asm__ volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
   const bool has_bf16 = d >> 22 & 1, has_tiles = d >> 24 & 1;
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return has_bf16 && has_tiles && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#endif
 }
 
 GemmKernel<bf16> bf16_kernel(Isa isa) {

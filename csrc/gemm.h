@@ -25,13 +25,29 @@ constexpr int kSlab = 32;   // inputs in a slab
 
 inline size_t padded(size_t n) { return (n + 31) / 32 * 32; }
 
+// A place in a product's input.
+template <typename T>
+struct SlabsView {
+  T* data;
+  size_t stride;  // elements between slabs
+  T* at(size_t row, size_t column) const { return data + column / kSlab * stride + row * kSlab + column % kSlab; }
+};
+
+// Memory to ask for while a block is computed: `step` bytes for every 128 bytes of a panel, so that weights arrive evenly
+// while the multipliers work.
+struct Ahead {
+  const char* at;
+  size_t step;
+};
+
 // block[r * kPanel + j] for r in [0, rows), rows <= max_rows. `x` points to the first row in slab 0; slabs are
 // `slab_stride` elements apart. Rows up to the next multiple of `row_multiple` are read, and must exist.
 template <typename T>
 struct GemmKernel {
   int max_rows;
   int row_multiple;
-  void (*run)(const T* x, size_t slab_stride, int rows, const T* panel, int num_slabs, float* block);
+  void (*run)(const T* x, size_t slab_stride, int rows, const T* panel, int num_slabs, float* block,
+              Ahead ahead);
   void (*enter)();  // per thread, before and
   void (*leave)();  // after a step
   const char* name;

@@ -3,6 +3,9 @@
 
 #include "gemm.h"
 #include "tiles.h"
+#ifdef NORIA_EMULATE_AMX
+#include "tiles_emulated.h"
+#endif
 
 namespace noria {
 
@@ -22,7 +25,7 @@ void prefetch(const bf16* panel) {
 }
 
 // Tiles 0-3 accumulate, 4 and 5 hold activations, 6 and 7 weights. A slab of a panel is 16 pairs of inputs x 32 outputs.
-void run(const bf16* x, size_t slab_stride, int rows, const bf16* panel, int num_slabs, float* block) {
+void run(const bf16* x, size_t slab_stride, int rows, const bf16* panel, int num_slabs, float* block, Ahead) {
   constexpr int kStride = kPanel * 2 * sizeof(bf16);
   if (rows <= 16) {
     _tile_zero(0);

@@ -28,6 +28,32 @@ inline void store16(bf16* p, __m512 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
 }
 
+// What a kernel multiplies: 16 outputs at a time, each taking `kDepth` inputs that stand together in memory.
+template <typename T>
+struct Lanes;
+
+template <>
+struct Lanes<bf16> {
+  using Vector = __m512bh;
+  static constexpr int kDepth = 2;
+  static Vector load(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static Vector spread(const bf16* p) {  // the same inputs for all outputs
+    int both;
+    std::memcpy(&both, p, 4);
+    return (__m512bh)_mm512_set1_epi32(both);
+  }
+  static __m512 add_product(__m512 sum, Vector a, Vector b) { return _mm512_dpbf16_ps(sum, a, b); }
+};
+
+template <>
+struct Lanes<float> {
+  using Vector = __m512;
+  static constexpr int kDepth = 1;
+  static Vector load(const float* p) { return _mm512_loadu_ps(p); }
+  static Vector spread(const float* p) { return _mm512_set1_ps(*p); }
+  static __m512 add_product(__m512 sum, Vector a, Vector b) { return _mm512_fmadd_ps(a, b, sum); }
+};
+
 template <typename T>
 inline T from_float(float x) {
   if constexpr (sizeof(T) == 4) {

@@ -154,7 +154,9 @@ class _Lowering:
         self._product(linear, op.result, "rows", "add", ("linear", "add"))
 
     def _logits(self, op: Op) -> None:
-        x = self._packed(_value(op, "x"), on_logit_rows=True)
+        x = _value(op, "x")
+        if self._places[x.name].kind != "slabs":
+            self._unknown(op)
         self._emit(
             "product", op.result, "rows", reads=(x,), weight=_value(op, "weight").name, on_logit_rows=True,
             fused=(op.name,),
@@ -173,7 +175,7 @@ class _Lowering:
 
     def _paged_attention(self, op: Op) -> None:
         self._emit(
-            "attention", op.result, "rows", reads=(_value(op, "q"),), layer=_layer(op), attention=_spec(op),
+            "attention", op.result, "slabs", reads=(_value(op, "q"),), layer=_layer(op), attention=_spec(op),
             fused=(op.name,),
         )  # fmt: skip
 
@@ -182,7 +184,9 @@ class _Lowering:
     def _product(self, op: Op, result: Value, kind: BufferKind, epilogue: str, fused: tuple[str, ...]) -> None:
         linear = dict(op.arguments)["linear"]
         assert isinstance(linear, Linear)
-        x = self._packed(_value(op, "x"), on_logit_rows=False)
+        x = _value(op, "x")
+        if self._places[x.name].kind != "slabs":
+            self._unknown(op)
         self._emit(
             "product",
             result,
@@ -193,15 +197,6 @@ class _Lowering:
             epilogue=epilogue,
             fused=fused,
         )
-
-    def _packed(self, x: Value, *, on_logit_rows: bool) -> Value:
-        """The value as a product wants it: in slabs."""
-        if self._places[x.name].kind == "slabs":
-            return x
-        packed = Value(f"{x.name}.packed", x.shape)
-        self._uses[packed.name] = 1
-        self._emit("pack", packed, "slabs", reads=(x,), on_logit_rows=on_logit_rows, fused=("pack",))
-        return packed
 
     def _emit(
         self,
