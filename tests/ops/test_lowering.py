@@ -41,8 +41,8 @@ def test_one_layer_is_eight_operations(tmp_path: Path) -> None:
         "slabs0[64] = norm(rows1[64], layers.0.mlp_norm.weight)  # rms_norm",
         "slabs2[96] = product(slabs0[64], layers.0.gate_up.weight)  # linear + silu_mul",
         "rows1[64] = product(slabs2[96], layers.0.down.weight)  # linear + add",
-        "slabs0[64] = norm(rows1[64], norm.weight)  # select + rms_norm",
-        "rows3[131] = product(slabs0[64], head.weight)  # logits",
+        "slabs1[64] = norm(rows1[64], norm.weight)  # select + rms_norm",
+        "rows3[131] = product(slabs1[64], head.weight)  # logits",
     ]
 
 
