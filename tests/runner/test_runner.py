@@ -304,6 +304,18 @@ def test_logits_of_the_wrong_shape_are_refused() -> None:
         new_runner(Short(VOCAB)).execute(StepPlan(step=1, num_scheduled_tokens={"a": 1}, admitted=(admitted("a"),)))
 
 
+def test_unusable_logits_are_refused_with_the_requests_named() -> None:
+    class Broken(HashExecutor):
+        def forward(self, batch: ForwardBatch) -> Float32Array:
+            logits = super().forward(batch)
+            logits[1:, 7] = np.nan
+            return logits
+
+    rows = tuple(admitted(name, blocks=[i + 1]) for i, name in enumerate("abc"))
+    with pytest.raises(EngineError, match=r"unusable logits .* for request b, c$"):
+        new_runner(Broken(VOCAB)).execute(StepPlan(step=1, num_scheduled_tokens=dict.fromkeys("abc", 1), admitted=rows))
+
+
 def test_a_pool_beyond_int32_slots_is_refused() -> None:
     with pytest.raises(OptionError, match="int32"):
         new_runner(num_blocks=2**29)

@@ -2,7 +2,7 @@
 
 `ModelRunner.execute` is what the engine calls between `Scheduler.schedule` and `Scheduler.update`. It follows the
 five steps that `noria.core.plan` lists, decides nothing, and knows neither model nor tensor library: those are the
-`Executor`'s. Work is per array, not per token; the loops here are over rows.
+`Executor`'s. Work is per array, not per token.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from noria.core.plan import StepPlan, StepResult, TokenLogprobs
+from noria.core.plan import StepPlan, StepResult
 from noria.errors import EngineError, OptionError
 from noria.runner.batch import PersistentBatch
-from noria.runner.executor import Executor, Float32Array, ForwardBatch, Int32Array
-from noria.runner.logprobs import token_logprobs
-from noria.runner.sampler import sample
+from noria.runner.executor import UNUSABLE, Executor, Float32Array, ForwardBatch, Int32Array, SamplingBatch
+from noria.runner.sampler import NumpySampler
 
 
 class ModelRunner:
@@ -45,6 +44,7 @@ class ModelRunner:
             vocab_size=vocab_size,
         )
         self._executor = executor
+        self._sampler = executor.sampler or NumpySampler()
         executor.allocate_kv(num_blocks, block_size)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -122,21 +122,20 @@ class ModelRunner:
     def _sample(self, logits: Float32Array, rows: npt.NDArray[np.intp], request_ids: list[str]) -> StepResult:
         """One token for each of `rows`, whose logits are [rows, vocab_size]; appends it to the row."""
         batch = self.batch
-        params = batch.params[rows]
-        token_ids = sample(
-            logits,
-            params,
-            batch.num_tokens[rows] - batch.num_prompt_tokens[rows],
-            [batch.token_counts[row] for row in rows.tolist()],
-            request_ids,
+        sampling = SamplingBatch(
+            params=batch.params[rows],
+            token_ids=batch.token_ids,
+            rows=rows,
+            num_tokens=batch.num_tokens[rows],
+            num_prompt_tokens=batch.num_prompt_tokens[rows],
         )
-        logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-        for i in np.flatnonzero(params["wants_logprobs"]).tolist():
-            num_top = int(params["num_top_logprobs"][i])
-            logprobs[request_ids[i]] = (token_logprobs(logits[i], token_ids[i], num_top),)
-        for row, token_id in zip(rows.tolist(), token_ids, strict=True):
-            batch.append_token(row, token_id)
+        sampled = self._sampler.sample(logits, sampling)
+        if (unusable := np.flatnonzero(sampled.token_ids == UNUSABLE)).size:
+            bad = ", ".join(request_ids[row] for row in unusable.tolist())
+            raise EngineError(f"the model returned unusable logits (NaN or infinite) for request {bad}")
+        batch.append_tokens(rows, sampled.token_ids)
+        token_ids = sampled.token_ids.tolist()
         return StepResult(
             token_ids={request_id: (token_id,) for request_id, token_id in zip(request_ids, token_ids, strict=True)},
-            logprobs=logprobs,
+            logprobs={request_ids[row]: (logprobs,) for row, logprobs in sampled.logprobs.items()},
         )
