@@ -191,12 +191,14 @@ struct Border {
   double above;  // the sum of all that are heavier
 };
 
-// The largest weight for which those from it up reach `wanted` (above 0, at most the sum of all); loses the weights.
+// The largest weight for which those from it up reach `wanted` (above 0), as those from `floor` up do; loses the weights.
 // Halves the range of bit patterns, which are in the order of the numbers: at most 31 times.
-Border border_of(float* weights, int n, double wanted) {
+Border border_of(float* weights, int n, float floor, double wanted) {
   const auto as_float = [](uint32_t bits) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(int(bits)))); };
-  uint32_t low = 0, high = 0x7F800000;  // those from low up reach it, those from high up do not
-  double above = 0;                     // the sum of those from high up
+  uint32_t low = uint32_t(_mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(floor))));  // those from low up reach it
+  uint32_t high = 0x7F800000;                                                       // those from high up do not
+  double above = 0;                                                                 // the sum of those from high up
+  n = keep(weights, n, floor, true);
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
     const double sum = sum_from(weights, n, as_float(middle));
@@ -226,7 +228,9 @@ void nucleus(Candidates& candidates, double top_p, Scratch& scratch) {
   const int n = candidates.n;
   const double wanted = top_p * candidates.total;
   std::copy(weights, weights + n, scratch.values.data());
-  const Border border = border_of(scratch.values.data(), keep(scratch.values.data(), n, 1.0f, true), wanted);
+  // Tokens lighter than this together weigh at most half of what top-p leaves out, so the border lies above them.
+  const float floor = float(0.5 * (candidates.total - wanted) / n);
+  const Border border = border_of(scratch.values.data(), n, floor, wanted);
   const double weight = border.weight;
   int num_ties = std::max(1, int(std::ceil((wanted - border.above) / weight)));
   while (border.above + num_ties * weight < wanted) ++num_ties;

@@ -16,6 +16,8 @@ from noria.runner.batch import PersistentBatch
 from noria.runner.executor import UNUSABLE, Executor, Float32Array, ForwardBatch, Int32Array, SamplingBatch
 from noria.runner.sampler import NumpySampler
 
+_UNUSABLE_LOGITS = "the model returned unusable logits (NaN or infinite)"
+
 
 class ModelRunner:
     """Runs plans on an executor, whose KV pool it allocates.
@@ -50,9 +52,10 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Executes one plan. A plan without tokens only brings the batch up to date.
 
-        Raises `EngineError` when the plan contradicts the batch or the executor returns something unusable, and passes
-        on what the executor raises. The plan's requests must then be finished (`Scheduler.abandon` does that) with the
-        next plan; rows that it did not schedule are as they were.
+        A request whose logits are unusable fails alone. Raises `EngineError` when all are, when the plan contradicts
+        the batch or the executor returns logits of another shape, and passes on what the executor raises. The plan's
+        requests must then be finished (`Scheduler.abandon` does that) with the next plan; rows that it did not
+        schedule are as they were.
         """
         self.batch.apply(plan)
         if plan.is_empty:
@@ -130,12 +133,22 @@ class ModelRunner:
             num_prompt_tokens=batch.num_prompt_tokens[rows],
         )
         sampled = self._sampler.sample(logits, sampling)
-        if (unusable := np.flatnonzero(sampled.token_ids == UNUSABLE)).size:
-            bad = ", ".join(request_ids[row] for row in unusable.tolist())
-            raise EngineError(f"the model returned unusable logits (NaN or infinite) for request {bad}")
-        batch.append_tokens(rows, sampled.token_ids)
-        token_ids = sampled.token_ids.tolist()
+        token_ids: dict[str, tuple[int, ...]]
+        token_ids = dict(zip(request_ids, zip(sampled.token_ids.tolist(), strict=True), strict=True))
+        usable = sampled.token_ids != UNUSABLE
+        failed: dict[str, str] = {}
+        if not usable.all():
+            failed = {
+                request_ids[row]: f"{_UNUSABLE_LOGITS} for request {request_ids[row]}"
+                for row in np.flatnonzero(~usable).tolist()
+            }
+            if len(failed) == len(rows):
+                raise EngineError(f"{_UNUSABLE_LOGITS} for all requests that sample: {', '.join(failed)}")
+            for request_id in failed:
+                del token_ids[request_id]
+        batch.append_tokens(rows[usable], sampled.token_ids[usable])
         return StepResult(
-            token_ids={request_id: (token_id,) for request_id, token_id in zip(request_ids, token_ids, strict=True)},
+            token_ids=token_ids,
             logprobs={request_ids[row]: (logprobs,) for row, logprobs in sampled.logprobs.items()},
+            failed=failed,
         )
