@@ -1,7 +1,7 @@
 """Repetition, presence and frequency penalties: what a row has seen, and what that does to its scores.
 
 Called by the sampler for rows that have a penalty. What was seen is counted from the row's tokens in every step:
-nothing has to be kept, moved with the row or rebuilt, and counting costs less than going through the scores.
+nothing has to be kept, moved with the row or rebuilt.
 
 Definitions, as in Hugging Face transformers and vLLM: repetition first (over prompt and output: a positive score
 is divided, a negative one multiplied), then frequency (per occurrence in the output) and presence (once, if in
@@ -35,8 +35,8 @@ def penalised(scores: Float32Array, token_ids: Int32Array, num_prompt_tokens: in
     `token_ids` are the row's known tokens, of which the first `num_prompt_tokens` are the prompt's.
     """
     result = scores.copy()
-    seen = np.flatnonzero(np.bincount(token_ids))
-    output_counts = np.bincount(token_ids[num_prompt_tokens:], minlength=len(scores))[seen]
+    seen, places = np.unique(token_ids, return_inverse=True)
+    output_counts = np.bincount(places[num_prompt_tokens:], minlength=len(seen))
     values = scores[seen].astype(np.float64)
     repetition = float(params["repetition_penalty"])
     with np.errstate(over="ignore"):  # clipped below
