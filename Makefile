@@ -41,7 +41,7 @@ mutations: $(STAMP)  ## plant faults in the scheduler and KV memory, one at a ti
 	$(BIN)/python scripts/mutations.py
 
 SANITIZERS := address undefined thread
-KERNEL_FLAGS := -march=x86-64-v4 -mavx512bf16 -Wno-ignored-attributes -DNORIA_EMULATE_AMX
+KERNEL_FLAGS := -march=x86-64-v4 -mavx512bf16 -ffp-contract=off -Wno-ignored-attributes -DNORIA_EMULATE_AMX
 
 sanitize:  ## the native executor's own checks under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	@mkdir -p build/sanitize

@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "memory.h"
+#include "sampling.h"
 #include "threads.h"
 
 namespace noria {
@@ -79,6 +80,10 @@ class Executor {
   const float* run(const Batch& batch);
 
   int result_width() const;
+
+  // Chooses a token for each row, on the executor's threads; see sampling.h.
+  void sample(const SamplingRows& rows) { sampler_.run(rows, pool_); }
+
   int num_layers() const;  // that the operations name
   int matrix_inputs(int matrix) const { return matrices_.at(matrix)->inputs; }
   size_t weight_bytes() const;
@@ -148,6 +153,7 @@ class Executor {
   std::vector<Item> items_;
   Shares shares_;
   std::vector<Array<float>> scratch_;  // per thread
+  Sampler sampler_;
   ThreadPool pool_;  // last: its threads end before what they use
 };
 

@@ -1,6 +1,7 @@
 // The Python module `noria.ops._native`: two executors with one interface, and what this machine can do.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -17,6 +18,12 @@ using IntTable = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::devic
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Halves = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<nb::numpy, const float, nb::ndim<2>>;
+using Longs = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Records = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// For results: the caller's memory.
+template <typename T, size_t N>
+using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 
 void check(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
@@ -46,6 +53,46 @@ Logits forward(Executor<T>& self, Ints token_ids, Ints positions, Ints slots, In
     result = self.run(batch);
   }
   return Logits(result, {size_t(batch.num_logits), size_t(self.result_width())}, nb::find(self));
+}
+
+template <typename T>
+void sample(Executor<T>& self, Floats logits, Records params, IntTable token_ids, Longs table_rows, Ints num_tokens,
+            Ints num_prompt_tokens, Out<int32_t, 1> chosen, Out<double, 1> logprobs, Out<int32_t, 1> ranks,
+            Out<int32_t, 2> top_ids, Out<double, 2> top_logprobs, std::optional<Words> masks, std::optional<Ints> mask_of_row) {
+  const size_t num_rows = logits.shape(0);
+  check(params.shape(0) == num_rows && table_rows.size() == num_rows && num_tokens.size() == num_rows &&
+            num_prompt_tokens.size() == num_rows && chosen.size() == num_rows && logprobs.size() == num_rows &&
+            ranks.size() == num_rows && top_ids.shape(0) == num_rows && top_logprobs.shape(0) == num_rows &&
+            (!mask_of_row || mask_of_row->size() == num_rows),
+        "one entry for each row of logits");
+  check(top_ids.shape(1) == top_logprobs.shape(1), "as many probable tokens as probabilities of theirs");
+  check(params.shape(1) == sizeof(RowParams), "a row's parameters have another size here");
+  SamplingRows rows;
+  rows.num_rows = int(num_rows);
+  rows.vocabulary = int(logits.shape(1));
+  rows.logits = logits.data();
+  rows.params = reinterpret_cast<const RowParams*>(params.data());
+  rows.table_height = int(token_ids.shape(0));
+  rows.table_width = int(token_ids.shape(1));
+  rows.token_ids = token_ids.data();
+  rows.table_rows = table_rows.data();
+  rows.num_tokens = num_tokens.data();
+  rows.num_prompt_tokens = num_prompt_tokens.data();
+  rows.chosen = chosen.data();
+  rows.max_top = int(top_ids.shape(1));
+  rows.logprobs = logprobs.data();
+  rows.ranks = ranks.data();
+  rows.top_ids = top_ids.data();
+  rows.top_logprobs = top_logprobs.data();
+  if (mask_of_row) {
+    check(masks && masks->shape(1) == size_t(rows.mask_words()), "a mask has one bit for each token");
+    rows.num_masks = int(masks->shape(0));
+    rows.masks = masks->data();
+    rows.mask_of_row = mask_of_row->data();
+  }
+  rows.check();
+  nb::gil_scoped_release released;
+  self.sample(rows);
 }
 
 template <typename T>
@@ -95,6 +142,9 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
            "on_logit_rows"_a = false, "label"_a = "")
       .def("allocate_kv", &E::allocate_kv, "num_layers"_a, "num_blocks"_a, "block_size"_a, "attention"_a)
       .def("forward", &forward<T>)
+      .def("sample", &sample<T>, "logits"_a, "params"_a, "token_ids"_a, "table_rows"_a, "num_tokens"_a,
+           "num_prompt_tokens"_a, "chosen"_a, "logprobs"_a, "ranks"_a, "top_ids"_a, "top_logprobs"_a,
+           "masks"_a = nb::none(), "mask_of_row"_a = nb::none())
       .def_prop_ro("weight_bytes", &E::weight_bytes)
       .def_prop_ro("kernel", [](E& self) { return std::string(self.kernel_name()); })
       .def_prop_ro("threads", &E::num_threads)

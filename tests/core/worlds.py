@@ -9,7 +9,7 @@ from noria.config import SchedulerConfig
 from noria.core.draft import PlanDraft
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.gates import Grammar
-from noria.core.plan import Limit, StepPlan
+from noria.core.plan import Limit, StepPlan, StepResult
 from noria.core.request import Request
 from noria.core.scheduler import Drafter, Scheduler
 from noria.fakes import ManualClock, ScriptedRunner
@@ -84,8 +84,12 @@ class World:
     def schedule(self) -> StepPlan:
         return self.scheduler.schedule(self.clock())
 
-    def update(self, plan: StepPlan) -> list[RequestEvent]:
+    def update(self, plan: StepPlan, failed: Sequence[str] = ()) -> list[RequestEvent]:
+        """Executes the plan, in which the requests `failed` come to grief, and tells the scheduler."""
         result = self.runner.execute(plan)
+        if failed:
+            token_ids = {request_id: ids for request_id, ids in result.token_ids.items() if request_id not in failed}
+            result = StepResult(token_ids, failed=dict.fromkeys(failed, "out of smoke"))
         self.clock.advance(1.0)
         events = self.scheduler.update(plan, result, self.clock())
         for event in events:

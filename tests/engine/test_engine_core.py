@@ -42,6 +42,25 @@ def request(request_id: str, num_prompt: int = 5, **sampling: int) -> EngineRequ
     )
 
 
+def test_a_request_that_fails_alone_is_logged_and_the_others_go_on(caplog):
+    class Partly(ScriptedRunner):
+        def execute(self, plan: StepPlan) -> StepResult:
+            result = super().execute(plan)
+            if "bad" not in result.token_ids:
+                return result
+            return StepResult({"good": result.token_ids["good"]}, failed={"bad": "no sense in its logits"})
+
+    core = engine(Partly(64, 4))
+    for name in ("bad", "good"):
+        core.add_request(request(name, num_prompt=3))
+    events = [event for _ in range(4) for event in core.step()]
+    ends = {event.request_id: event for event in events if event.finish_reason is not None}
+    assert ends["bad"].finish_reason is FinishReason.ERROR
+    assert ends["bad"].error == "no sense in its logits"
+    assert ends["good"].finish_reason is FinishReason.LENGTH
+    assert caplog.messages == ["step 1: request bad failed: no sense in its logits"]
+
+
 def test_a_request_runs_to_its_end():
     client = InProcessClient(engine())
     client.submit(request("r"))

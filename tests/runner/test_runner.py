@@ -304,6 +304,37 @@ def test_logits_of_the_wrong_shape_are_refused() -> None:
         new_runner(Short(VOCAB)).execute(StepPlan(step=1, num_scheduled_tokens={"a": 1}, admitted=(admitted("a"),)))
 
 
+class Broken(HashExecutor):
+    """Its logits are NaN from `first` on."""
+
+    first = 0
+
+    def forward(self, batch: ForwardBatch) -> Float32Array:
+        logits = super().forward(batch)
+        logits[self.first :, 7] = np.nan
+        return logits
+
+
+def test_unusable_logits_cost_their_requests_alone() -> None:
+    executor = Broken(VOCAB)
+    executor.first = 1
+    runner = new_runner(executor)
+    rows = tuple(admitted(name, blocks=[i + 1], logprobs=0) for i, name in enumerate("abc"))
+    result = runner.execute(StepPlan(step=1, num_scheduled_tokens=dict.fromkeys("abc", 1), admitted=rows))
+    assert list(result.token_ids) == list(result.logprobs) == ["a"]
+    assert list(result.failed) == ["b", "c"]
+    assert result.failed["b"] == "the model returned unusable logits (NaN or infinite) for request b"
+    assert runner.batch.num_tokens[:3].tolist() == [2, 1, 1]
+    runner.batch.check()
+
+
+def test_a_step_fails_whose_logits_are_all_unusable() -> None:
+    rows = tuple(admitted(name, blocks=[i + 1]) for i, name in enumerate("ab"))
+    plan = StepPlan(step=1, num_scheduled_tokens=dict.fromkeys("ab", 1), admitted=rows)
+    with pytest.raises(EngineError, match=r"unusable logits .* all requests that sample: a, b$"):
+        new_runner(Broken(VOCAB)).execute(plan)
+
+
 def test_a_pool_beyond_int32_slots_is_refused() -> None:
     with pytest.raises(OptionError, match="int32"):
         new_runner(num_blocks=2**29)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from noria.errors import EngineError
+from noria.runner.executor import UNUSABLE
+from noria.runner.exponential import token_weights, weight_scale
 from noria.runner.filters import largest, nucleus, pick
-from noria.runner.penalties import TokenCounts, has_penalties
-from noria.runner.sampler import sample
+from noria.runner.sampler import NumpySampler
 from noria.sampling import SamplingParams
 from runner import oracle
-from runner.building import admitted, params_of
+from runner.building import admitted, params_of, rows_of, sample, sampling_batch
 
 VOCAB = 24
 # Multiples of 1/4 make many exact ties, and are exact in both float32 and float64.
@@ -37,10 +37,6 @@ SAMPLING = st.builds(
 MARGIN = 5e-5
 
 
-def counts_of(prompt: list[int], output: list[int], sampling: SamplingParams) -> TokenCounts | None:
-    return TokenCounts(np.array(prompt + output, dtype=np.int32), len(prompt)) if has_penalties(sampling) else None
-
-
 @settings(max_examples=250, deadline=None)
 @given(LOGITS, TOKENS, TOKENS, SAMPLING, st.integers(0, 2**64 - 1))
 def test_same_token_as_the_naive_sampler(
@@ -56,9 +52,8 @@ def test_same_token_as_the_naive_sampler(
         assume(distance > MARGIN)
     row = msgspec.structs.replace(admitted(seed=seed, index=3), sampling=sampling)
     before = logits.copy()
-    counts = counts_of(prompt, output, sampling)
-    found = sample(logits[None], params_of(row), np.array([len(output)]), [counts], ["r"])
-    assert found == [expected]
+    found = sample(logits[None], [row], [(prompt, output)])
+    assert found.token_ids.tolist() == [expected]
     assert (logits == before).all(), "the raw logits are still needed for logprobs"
 
 
@@ -80,19 +75,13 @@ def test_a_row_alone_equals_the_row_in_a_batch() -> None:
     rows = [admitted(f"r{i}", seed=i, index=i % 2, **KINDS[i % len(KINDS)]) for i in range(24)]
     # Large sigma: peaked rows; small: rows where top-p keeps thousands. A non-multiple of any group size.
     logits = (rng.normal(0, 1, (24, 5003)) * rng.choice([0.5, 3.0], (24, 1))).astype(np.float32)
-    positions = rng.integers(0, 1000, 24)
-    tokens = [rng.integers(0, 5003, 50).astype(np.int32) for _ in rows]
-    counts = [TokenCounts(t, 20) if has_penalties(r.sampling) else None for t, r in zip(tokens, rows, strict=True)]
-    params = params_of(*rows)
-    names = [r.request_id for r in rows]
+    tokens = [(rng.integers(0, 5003, 20).tolist(), rng.integers(0, 5003, 10 + i).tolist()) for i in range(24)]
+    batch, sampler = sampling_batch(params_of(*rows), tokens), NumpySampler()
 
-    together = sample(logits, params, positions, counts, names)
-    alone = [
-        sample(logits[i : i + 1], params[i : i + 1], positions[i : i + 1], [counts[i]], [names[i]])[0]
-        for i in range(24)
-    ]
-    order = rng.permutation(24)
-    shuffled = sample(logits[order], params[order], positions[order], [counts[i] for i in order], names)
+    together = sampler.sample(logits, batch).token_ids.tolist()
+    alone = [sampler.sample(logits[i : i + 1], rows_of(batch, [i])).token_ids.item() for i in range(24)]
+    order = rng.permutation(24).tolist()
+    shuffled = sampler.sample(logits[order], rows_of(batch, order)).token_ids.tolist()
     assert together == alone
     assert shuffled == [together[i] for i in order]
 
@@ -129,31 +118,55 @@ def test_nucleus_is_the_shortest_prefix_that_reaches_top_p(seed: int, size: int,
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(4096, 9000), st.floats(0.0, 1.0), st.sampled_from((0.1, 5.0, 60.0)))
-def test_pick_by_blocks_equals_one_running_sum(seed: int, size: int, empty: float, spread: float) -> None:
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9000), st.floats(0.0, 1.0), st.sampled_from((0.1, 5.0, 60.0)))
+def test_pick_takes_the_first_whose_running_sum_exceeds(seed: int, size: int, empty: float, spread: float) -> None:
     rng = np.random.default_rng(seed)
-    weights = np.exp(-spread * rng.exponential(1.0, size)).astype(np.float32)
+    weights = np.rint(2.0**39 * np.exp(-spread * rng.exponential(1.0, size))).astype(np.float32)
     weights[rng.random(size) < empty] = 0
-    weights[rng.integers(size)] = 1
+    weights[rng.integers(size)] = 2.0**39
     running = np.cumsum(weights, dtype=np.float64)
-    borders = running[rng.integers(0, size, 20)] / running[-1]  # numbers that sit on a border exercise the fallback
+    borders = running[rng.integers(0, size, 20)] / running[-1]  # a number that sits on a border belongs to the next
     for u in [0.0, 1 - 2.0**-53, *rng.random(20), *borders[borders < 1]]:
         place = pick(weights, float(u))
         assert running[place] > u * running[-1]
         assert place == 0 or running[place - 1] <= u * running[-1]
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 2.0])
+def test_weights_are_whole_and_close_to_the_exponential(temperature: float) -> None:
+    scores = -np.random.default_rng(2).exponential(5.0, 100_000).astype(np.float32) * np.float32(temperature)
+    scores[:3] = 0, -np.inf, -3e38
+    scale = weight_scale(len(scores))
+    weights = token_weights(scores, 0.0, temperature, 0.0, scale)
+    assert (weights == np.rint(weights)).all()
+    assert weights[:3].tolist() == [scale, 0, 0]
+    with np.errstate(over="ignore"):
+        exact = np.exp((scores / np.float32(temperature)).astype(np.float64)) * scale
+    assert (np.abs(weights - exact) <= 0.5 + 2 * 2.0**-23 * exact).all()
+
+
+def test_sums_of_weights_are_exact_in_any_order() -> None:
+    for size in (1, 2, 255, 256, 49_152):
+        weights = token_weights(np.zeros(size, dtype=np.float32), 0.0, 1.0, 0.0, weight_scale(size))
+        assert weights.sum(dtype=np.float64) + 1 <= 2.0**53
+    rng = np.random.default_rng(3)
+    weights = token_weights(-rng.exponential(4.0, 49_152).astype(np.float32), 0.0, 1.0, 0.0, weight_scale(49_152))
+    exact = sum(map(int, weights.tolist()))
+    for _ in range(20):
+        assert int(np.cumsum(rng.permutation(weights), dtype=np.float64)[-1]) == exact
+
+
 def test_greedy_takes_the_lowest_id_on_ties_and_ignores_filters() -> None:
     logits = np.array([[0.0, 3.0, 1.0, 3.0]], dtype=np.float32)
-    params = params_of(admitted(temperature=9e-6, top_k=1, top_p=0.1, min_p=1.0))
-    assert sample(logits, params, np.array([0]), [None], ["r"]) == [1]
+    row = admitted(temperature=9e-6, top_k=1, top_p=0.1, min_p=1.0)
+    assert sample(logits, [row]).token_ids.tolist() == [1]
 
 
 @pytest.mark.parametrize("kind", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
 def test_the_tightest_filter_leaves_the_best_token(kind: dict[str, float]) -> None:
     logits = np.tile(np.array([0.0, 2.0, 5.0, 4.9], dtype=np.float32), (50, 1))
-    params = params_of(*(admitted(seed=seed, temperature=2.0, **kind) for seed in range(50)))
-    assert sample(logits, params, np.zeros(50, dtype=int), [None] * 50, ["r"] * 50) == [2] * 50
+    rows = [admitted(seed=seed, temperature=2.0, **kind) for seed in range(50)]
+    assert sample(logits, rows).token_ids.tolist() == [2] * 50
 
 
 def test_parameters_at_their_bounds_neither_warn_nor_leave_the_vocabulary() -> None:
@@ -166,41 +179,27 @@ def test_parameters_at_their_bounds_neither_warn_nor_leave_the_vocabulary() -> N
         admitted(top_p=1 - 2.0**-53),
     ]
     logits = np.tile(np.array([3e38, -3e38, 0.0, 1e-30, -np.inf], dtype=np.float32), (len(rows), 1))
-    tokens = np.arange(5, dtype=np.int32)
-    counts = [TokenCounts(tokens, 2) if has_penalties(row.sampling) else None for row in rows]
-    found = sample(logits, params_of(*rows), np.zeros(len(rows), dtype=int), counts, ["r"] * len(rows))
-    assert all(0 <= token_id < 4 for token_id in found)
+    found = sample(logits, rows, [([0, 1], [2, 3, 4])] * len(rows))
+    assert all(0 <= token_id < 4 for token_id in found.token_ids.tolist())
 
 
 def test_a_masked_token_is_never_drawn() -> None:
     logits = np.tile(np.array([-np.inf, 0.0, -np.inf, 0.0], dtype=np.float32), (200, 1))
-    params = params_of(*(admitted(seed=seed, top_k=3) for seed in range(200)))
-    found = sample(logits, params, np.zeros(200, dtype=int), [None] * 200, ["r"] * 200)
-    assert set(found) == {1, 3}
+    found = sample(logits, [admitted(seed=seed, top_k=3) for seed in range(200)])
+    assert set(found.token_ids.tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_unusable_logits_are_refused_with_the_request_named(bad: float, temperature: float) -> None:
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"repetition_penalty": 2.0, "top_p": 0.5}])
+def test_unusable_logits_cost_their_row_alone(bad: float, sampling: dict[str, float]) -> None:
     logits = np.zeros((3, 4), dtype=np.float32)
     logits[1, 2] = bad
-    params = params_of(*(admitted(temperature=temperature) for _ in range(3)))
-    with pytest.raises(EngineError, match=r"unusable logits .* request b$"):
-        sample(logits, params, np.zeros(3, dtype=int), [None] * 3, ["a", "b", "c"])
+    found = sample(logits, [admitted(logprobs=2, **sampling)] * 3)
+    assert found.token_ids[1] == UNUSABLE
+    assert found.token_ids[0] == found.token_ids[2] != UNUSABLE
+    assert sorted(found.logprobs) == [0, 2]
 
 
-def test_a_row_of_nothing_but_minus_infinity_is_refused() -> None:
-    with pytest.raises(EngineError, match=r"request a$"):
-        sample(np.full((1, 4), -np.inf, dtype=np.float32), params_of(admitted()), np.array([0]), [None], ["a"])
-
-
-def test_penalty_counts_grow_past_their_first_room_and_equal_a_rebuild() -> None:
-    rng = np.random.default_rng(1)
-    tokens = rng.integers(0, 400, 900).astype(np.int32)
-    grown = TokenCounts(tokens[:100], 60)
-    for token_id in tokens[100:].tolist():
-        grown.add_output([token_id])
-    rebuilt = TokenCounts(tokens, 60)
-    assert grown.token_ids.tolist() == rebuilt.token_ids.tolist()
-    assert grown.output_counts.tolist() == rebuilt.output_counts.tolist()
-    assert grown.output_counts.sum() == 840
+def test_a_row_of_nothing_but_minus_infinity_is_unusable() -> None:
+    found = sample(np.full((1, 4), -np.inf, dtype=np.float32), [admitted()])
+    assert found.token_ids.tolist() == [UNUSABLE]

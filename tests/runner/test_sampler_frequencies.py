@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from noria.runner.penalties import TokenCounts, has_penalties
-from noria.runner.sampler import sample
+from noria.runner.executor import SamplingBatch
+from noria.runner.penalties import has_penalties
+from noria.runner.sampler import NumpySampler
 from runner import oracle
 from runner.building import admitted, params_of
 
@@ -49,15 +50,22 @@ def test_frequencies_match_the_probabilities(name: str) -> None:
         oracle.choose(oracle.penalise(LOGITS.tolist(), PROMPT, OUTPUT, row.sampling), row.sampling).probabilities
     )
     params = np.repeat(params_of(row), NUM_DRAWS)
-    # Draws differ in all that a uniform depends on: 100 seeds, 500 positions, 2 sequence indexes.
+    # Draws differ in all that a uniform depends on, seeds, positions and sequence indexes; the position is part of what
+    # penalties count, so there it stays.
     draws = np.arange(NUM_DRAWS)
-    params["seed"], positions, params["index"] = draws // 1000, draws % 500, draws // 500 % 2
-    counts = None
-    if has_penalties(row.sampling):
-        counts = TokenCounts(np.array(PROMPT + OUTPUT, dtype=np.int32), len(PROMPT))
-
-    logits = np.broadcast_to(LOGITS, (NUM_DRAWS, VOCAB))
-    tokens = sample(logits, params, positions, [counts] * NUM_DRAWS, ["r"] * NUM_DRAWS)
+    positions = np.where(has_penalties(params), len(OUTPUT), draws % 500)
+    params["seed"] = np.where(has_penalties(params), draws // 2, draws // 1000)
+    params["index"] = np.where(has_penalties(params), draws % 2, draws // 500 % 2)
+    known = np.zeros((1, 1000), dtype=np.int32)
+    known[0, : len(PROMPT + OUTPUT)] = PROMPT + OUTPUT
+    batch = SamplingBatch(
+        params=params,
+        token_ids=known,
+        rows=np.zeros(NUM_DRAWS, dtype=np.intp),
+        num_tokens=(len(PROMPT) + positions).astype(np.int32),
+        num_prompt_tokens=np.full(NUM_DRAWS, len(PROMPT), dtype=np.int32),
+    )
+    tokens = NumpySampler().sample(np.broadcast_to(LOGITS, (NUM_DRAWS, VOCAB)), batch).token_ids
 
     drawn = np.bincount(tokens, minlength=VOCAB)
     assert not drawn[expected == 0].any(), "a token was drawn that the filters exclude"

@@ -13,7 +13,7 @@ What a worker does with a plan, in this order:
    computed; the token at position p lives in block `table[p // block_size]`, slot `p % block_size`;
 5. sample one token for each request whose computed tokens have thereby reached all its known tokens, append
    it to the row's known tokens and report it. Rows that have not reached their end yield nothing: nothing is
-   sampled, drawn or reported for them.
+   sampled, drawn or reported for them. Where no token can be had for one request alone, say so (`failed`).
 
 A request with `drafts` runs them too, behind its known tokens: n counts both. The worker accepts drafts while each
 is the token that it would have sampled there, reports those and the one token that it samples behind them (so one
@@ -176,3 +176,5 @@ class StepResult(msgspec.Struct, frozen=True):
 
     token_ids: dict[str, tuple[int, ...]]
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    failed: dict[str, str] = {}
+    """Requests that ran and cannot go on, and why; they have no tokens here. The others are none the worse."""

@@ -10,13 +10,19 @@ from noria.errors import EngineError
 
 
 def check_result(plan: StepPlan, result: StepResult, chunks: Mapping[str, Chunk]) -> None:
-    """Raises `EngineError` unless just those have new tokens that were to reach the end of their known ones.
+    """Raises `EngineError` unless just those have new tokens that were to reach the end of their known ones and did
+    not fail.
 
     A request that is owed a token and gets none would wait for ever. One comparison of sets for all; who disagrees is
     worked out only when somebody does.
     """
     scheduled, sampled = plan.num_scheduled_tokens, result.token_ids
     unfinished = {request_id for request_id, chunk in chunks.items() if chunk.num_left_out > 0}
+    if failed := result.failed:
+        if wrong := [request_id for request_id in failed if request_id not in scheduled or request_id in sampled]:
+            raise EngineError(f"the worker's result has {wrong} fail, which the plan did not run or which have tokens")
+        scheduled = {request_id: n for request_id, n in scheduled.items() if request_id not in failed}
+        unfinished -= failed.keys()
     if (
         len(sampled) == len(scheduled) - len(unfinished)
         and sampled.keys() <= scheduled.keys()

@@ -238,6 +238,9 @@ class Scheduler:
         assert plan.step == self._num_steps, "the result is for another plan than the last"
         draft = self._in_flight
         check_result(plan, result, draft.chunks)
+        for request_id, error in result.failed.items():  # first, so that nothing they computed becomes findable
+            if (request := self.running.get(request_id)) is not None:
+                self._end(request, FinishReason.ERROR, now_s, error=error)
         if draft.has_steady:
             for request in self.running.filling_a_block():
                 self._register(request, request.num_computed + 1)

@@ -137,7 +137,10 @@ class EngineCore:
         """
         plan = self.scheduler.schedule(self._clock())
         try:
-            events = self.scheduler.update(plan, self._runner.execute(plan), self._clock())
+            result = self._runner.execute(plan)
+            for request_id, failure in result.failed.items():
+                logger.error("step %d: request %s failed: %s", plan.step, request_id, failure)
+            events = self.scheduler.update(plan, result, self._clock())
         except BaseException as error:
             events = self.scheduler.abandon(plan, self._clock(), f"{type(error).__name__}: {error}")
             if not isinstance(error, Exception):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from noria.errors import EngineError
-from noria.runner.executor import Float32Array, ForwardBatch
+from noria.runner.executor import Float32Array, ForwardBatch, Sampler
 
 _UNWRITTEN = 0xFFFFFFFF
 
@@ -26,6 +26,7 @@ class HashExecutor:
 
     kv_bytes_per_token = 8
     free_device_bytes: int | None = None
+    sampler: Sampler | None = None
 
     def __init__(self, vocab_size: int = 64, *, scale: float = 2.0) -> None:
         self.vocab_size = vocab_size

@@ -44,6 +44,22 @@ class _Executor:
         block_table: npt.NDArray[np.int32],
         logit_tokens: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.float32]: ...
+    def sample(
+        self,
+        logits: npt.NDArray[np.float32],
+        params: npt.NDArray[np.uint8],
+        token_ids: npt.NDArray[np.int32],
+        table_rows: npt.NDArray[np.int64],
+        num_tokens: npt.NDArray[np.int32],
+        num_prompt_tokens: npt.NDArray[np.int32],
+        chosen: npt.NDArray[np.int32],
+        logprobs: npt.NDArray[np.float64],
+        ranks: npt.NDArray[np.int32],
+        top_ids: npt.NDArray[np.int32],
+        top_logprobs: npt.NDArray[np.float64],
+        masks: npt.NDArray[np.uint32] | None = None,
+        mask_of_row: npt.NDArray[np.int32] | None = None,
+    ) -> None: ...
     @property
     def weight_bytes(self) -> int: ...
     @property

@@ -22,6 +22,7 @@ from noria.files.model import HostTensor, ModelConfig, ModelFiles
 from noria.models import registry
 from noria.ops.base import AttentionSpec
 from noria.ops.lowering import Buffer, Lowered, Operation, lower
+from noria.ops.native_sampler import NativeSampler
 from noria.ops.record import record
 from noria.runner.executor import Float32Array, ForwardBatch
 from noria.weights.plan import Parameter
@@ -74,6 +75,7 @@ class NativeExecutor:
         specs = [op.attention for op in self.program.operations if op.attention is not None]
         self._num_layers = len({op.layer for op in self.program.operations if op.layer is not None})
         self._spec = specs[0]
+        self.sampler = NativeSampler(self._native)
 
     @property
     def num_weight_bytes(self) -> int:

@@ -29,7 +29,7 @@ from noria.files.model import HostTensor, ModelConfig, ModelFiles
 from noria.models import registry
 from noria.ops.base import AttentionSpec, Linear
 from noria.ops.tiles import TileGroup, plan_tiles
-from noria.runner.executor import Float32Array, ForwardBatch
+from noria.runner.executor import Float32Array, ForwardBatch, Sampler
 from noria.weights.plan import Parameter, WeightPlan
 from noria.weights.read import read_sources
 
@@ -205,6 +205,8 @@ class TorchExecutor:
     whole process (None: the cores this process may use). `report(done, total)` is called while loading, in bytes of
     weights. Raises `OptionError` for a dtype or device that cannot be had, and `ModelError` for the model's faults.
     """
+
+    sampler: Sampler | None = None
 
     def __init__(
         self,

@@ -11,14 +11,14 @@ believed to be the request's own (or shared, read-only prefixes): the scheduler'
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from noria.core.plan import Admitted, StepPlan
 from noria.errors import EngineError
 from noria.runner.executor import Int32Array
-from noria.runner.penalties import TokenCounts, has_penalties
 from noria.runner.row_params import ROW_PARAMS, row_params
 
 
@@ -32,7 +32,7 @@ class PersistentBatch:
     | `num_tokens`, `num_prompt_tokens`, `num_computed_tokens`, `num_blocks` | [max_num_seqs] | 0 in unused rows |
     | `params` | [max_num_seqs] | `ROW_PARAMS` records |
 
-    `token_counts[row]` is set for rows with penalties. Memory is committed as rows are first used.
+    Memory is committed as rows are first used.
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class PersistentBatch:
         self.num_computed_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_blocks: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.params = np.zeros(max_num_seqs, dtype=ROW_PARAMS)
-        self.token_counts: list[TokenCounts | None] = []
         self.request_ids: list[str | None] = []  # None marks a hole, which only exists inside apply()
         self._rows: dict[str, int] = {}
 
@@ -89,13 +88,10 @@ class PersistentBatch:
         for request_id, block_ids in plan.new_block_ids.items():
             self._append_blocks(self.row(request_id), request_id, block_ids)
 
-    def append_token(self, row: int, token_id: int) -> None:
-        """Adds a sampled token to the row's known tokens. The caller has checked that there is room."""
-        self.token_ids[row, self.num_tokens[row]] = token_id
-        self.num_tokens[row] += 1
-        counts = self.token_counts[row]
-        if counts is not None:
-            counts.add_output((token_id,))
+    def append_tokens(self, rows: npt.NDArray[np.intp], token_ids: Int32Array) -> None:
+        """Adds a sampled token to each of `rows` [n], all different. The caller has checked that there is room."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1
 
     def _remove(self, request_id: str) -> int:
         row = self._rows.pop(request_id)
@@ -108,7 +104,6 @@ class PersistentBatch:
         self.block_table[row, : self.num_blocks[row]] = 0
         for counts in (self.num_tokens, self.num_prompt_tokens, self.num_computed_tokens, self.num_blocks):
             counts[row] = 0
-        self.token_counts[row] = None
 
     def _admit(self, admitted: Admitted, row: int) -> None:
         request_id = admitted.request_id
@@ -124,17 +119,15 @@ class PersistentBatch:
             raise EngineError(f"request {request_id} has no room: all {self.max_num_seqs} rows are taken")
         if row == len(self.request_ids):
             self.request_ids.append(None)
-            self.token_counts.append(None)
         self.request_ids[row] = request_id
         self._rows[request_id] = row
-        token_ids = self._checked(admitted.token_ids, 0, self._vocab_size, f"token id of request {request_id}")
-        self.token_ids[row, :num_tokens] = token_ids
+        self.token_ids[row, :num_tokens] = self._checked(
+            admitted.token_ids, 0, self._vocab_size, f"token id of request {request_id}"
+        )
         self.num_tokens[row] = num_tokens
         self.num_prompt_tokens[row] = admitted.num_prompt_tokens
         self.num_computed_tokens[row] = admitted.num_computed_tokens
         self.params[row] = row_params(admitted)
-        if has_penalties(admitted.sampling):
-            self.token_counts[row] = TokenCounts(token_ids, admitted.num_prompt_tokens)
         self._append_blocks(row, request_id, admitted.block_ids)
 
     def _append_blocks(self, row: int, request_id: str, block_ids: Sequence[int]) -> None:
@@ -171,7 +164,6 @@ class PersistentBatch:
     def _drop_holes_at_end(self) -> None:
         while self.request_ids and self.request_ids[-1] is None:
             self.request_ids.pop()
-            self.token_counts.pop()
 
     def _move(self, source: int, target: int) -> None:
         num_tokens, num_blocks = self.num_tokens[source], self.num_blocks[source]
@@ -180,7 +172,6 @@ class PersistentBatch:
         for counts in (self.num_tokens, self.num_prompt_tokens, self.num_computed_tokens, self.num_blocks):
             counts[target] = counts[source]
         self.params[target] = self.params[source]
-        self.token_counts[target] = self.token_counts[source]
         request_id = self.request_ids[source]
         assert request_id is not None, "only rows in use are moved"
         self.request_ids[target] = request_id
@@ -193,7 +184,6 @@ class PersistentBatch:
         used = self.num_rows
         assert self.request_ids == sorted(self._rows, key=self._rows.__getitem__), "rows are not dense"
         assert [self._rows[r] for r in self.request_ids if r is not None] == list(range(used))
-        assert len(self.token_counts) == used
         columns = np.arange(self.block_table.shape[1])
         stale = self.block_table[columns >= self.num_blocks[:, None]]
         assert not stale.any(), "a table holds block ids past its end"
@@ -209,12 +199,3 @@ class PersistentBatch:
         assert all(1 <= b <= self._num_pool_blocks for b in blocks), f"row {row} holds a block outside the pool"
         assert len(set(blocks)) == len(blocks), f"row {row} holds a block twice"
         assert self.num_computed_tokens[row] <= len(blocks) * self.block_size, f"row {row} computed past its blocks"
-        counts = self.token_counts[row]
-        if counts is not None:
-            rebuilt = TokenCounts(self.token_ids[row, : self.num_tokens[row]], int(self.num_prompt_tokens[row]))
-            assert _as_dict(counts) == _as_dict(rebuilt), f"row {row}'s penalty counts do not follow from its tokens"
-
-
-def _as_dict(counts: TokenCounts) -> dict[int, int]:
-    pairs: Iterable[tuple[int, int]] = zip(counts.token_ids.tolist(), counts.output_counts.tolist(), strict=True)
-    return dict(pairs)

@@ -1,7 +1,8 @@
-"""What a runner needs from the thing that computes: `Executor`, and the arrays it is given: `ForwardBatch`.
+"""What a runner needs from the things that compute: `Executor` and `Sampler`, and the arrays that they are given.
 
-Implemented by `noria.ops.reference.TorchExecutor`; a native one follows. No torch here: an executor takes and
-returns numpy arrays, and keeps weights and the KV pool to itself.
+Implemented by `noria.ops.reference.TorchExecutor` and `noria.ops.native.NativeExecutor`, `noria.runner.sampler` and
+`noria.ops.native_sampler`. No torch here: an executor takes and returns numpy arrays, and keeps weights and the KV pool
+to itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from noria.core.plan import TokenLogprobs
+from noria.runner.row_params import RowParams
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -33,6 +37,36 @@ class ForwardBatch:
     logit_tokens: Int32Array  # [num_logits]; indices into the flattened tokens whose logits are wanted
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """The rows of a step that sample, in the order of their logits. Arrays are [num_logits] but for `token_ids`."""
+
+    params: RowParams
+    token_ids: Int32Array  # [max_rows, max_model_len]; the known tokens of all rows, prompt first
+    rows: npt.NDArray[np.intp]  # which of them are whose
+    num_tokens: Int32Array
+    num_prompt_tokens: Int32Array
+
+
+UNUSABLE = -1
+"""In place of a token: the row's logits have NaN, +inf or nothing but -inf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token for each row of logits, or `UNUSABLE`; log-probabilities, by row, for those that want them."""
+
+    token_ids: Int32Array  # [num_logits]
+    logprobs: dict[int, TokenLogprobs]
+
+
+class Sampler(Protocol):
+    """Chooses tokens. A row's token and log-probabilities depend on that row alone; see `noria.runner.sampler`."""
+
+    def sample(self, logits: Float32Array, batch: SamplingBatch) -> Sampled:
+        """`logits` are [num_logits, vocab_size], as `Executor.forward` returned them; they are not changed."""
+
+
 class Executor(Protocol):
     """Runs the model. Block ids are 1 .. num_blocks; block 0 is the null block, allocated too and never read."""
 
@@ -42,6 +76,10 @@ class Executor(Protocol):
     @property
     def free_device_bytes(self) -> int | None:
         """What is free where the KV pool will be, after the weights; None if that is the host's memory."""
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What samples best from its logits; None if that is `noria.runner.sampler.NumpySampler`."""
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Allocates (lazily committed) room for `num_blocks` blocks and the null block."""

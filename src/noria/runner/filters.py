@@ -1,10 +1,11 @@
-"""Which tokens may be drawn: the borders of top-k, min-p and top-p, and the draw itself, for one row.
+"""Which tokens may be drawn: the borders of top-k and top-p, and the draw itself, for one row.
 
 Called by the sampler for rows that are not greedy; each function sees one row and nothing else, so a row's token
-cannot depend on its neighbours. Kept sets are arrays of ids in ascending order: sums run in id order everywhere.
+cannot depend on its neighbours. Kept sets are arrays of ids in ascending order. Weights are whole numbers
+(`noria.runner.exponential`), so their sums are exact and do not depend on the order.
 
 Ties are settled by id: of equal values at a border, the lower ids are inside. Top-k compares scores (after
-penalties); top-p compares float32 weights, whose rounding may make scores equal that differ in their last bits.
+penalties); top-p compares weights, whose rounding may make scores equal that differ in their last bits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from noria.runner.executor import Float32Array
+from noria.runner.exponential import token_weights, weight_scale
 
 Ids = npt.NDArray[np.intp]
 
@@ -66,21 +68,17 @@ def _at_least(values: Float32Array, border: np.float32, count: int) -> Ids:
 def draw(scores: Float32Array, best: float, u: float, params: Any) -> int:
     """The token that `u` in [0, 1) picks from one row's `scores` [vocab_size], whose largest value is `best`.
 
-    `params` is a `ROW_PARAMS` record with a temperature that is not greedy. Weights are
-    exp((score - best) / temperature) in float32. Applying top-k before min-p is only cheaper: both keep a prefix of
-    the same falling order, so the order between the two does not matter. Top-p comes last, on what they left.
+    `params` is a `ROW_PARAMS` record with a temperature that is not greedy. Applying top-k before min-p is only
+    cheaper: both keep a prefix of the same falling order, so the order between the two does not matter. Top-p comes
+    last, on what they left.
     """
+    scale = weight_scale(len(scores))
     ids: Ids | None = None
     top_k = int(params["top_k"])
     if 0 < top_k < len(scores):
         ids = largest(scores, top_k)
         scores = scores[ids]
-    weights = np.exp((scores - np.float32(best)) / np.float32(params["temperature"]))
-    min_p = np.float32(params["min_p"])
-    if min_p > 0:
-        kept = np.flatnonzero(weights >= min_p)
-        weights = weights[kept]
-        ids = kept if ids is None else ids[kept]
+    weights = token_weights(scores, best, float(params["temperature"]), float(params["min_p"]), scale)
     top_p = float(params["top_p"])
     if top_p < 1:
         kept = nucleus(weights, top_p)
@@ -91,39 +89,15 @@ def draw(scores: Float32Array, best: float, u: float, params: Any) -> int:
 
 
 def pick(weights: Float32Array, u: float) -> int:
-    """The smallest position whose float64 running sum of `weights` [n] exceeds u x total, for u in [0, 1).
+    """The smallest position whose running sum of `weights` [n] exceeds u x total, for u in [0, 1).
 
-    The total is the last running sum, which u x total never reaches for a u of 53 bits, so a position always exists.
-    """
-    if len(weights) >= _LONG:
-        place = _pick_by_blocks(weights, u)
-        if place is not None:
-            return place
-    running = np.cumsum(weights, dtype=np.float64)
-    return int(np.searchsorted(running, u * running[-1], side="right"))
-
-
-def _pick_by_blocks(weights: Float32Array, u: float) -> int | None:
-    """What `pick` returns, from sums of blocks of 256; None in the rare case that rounding could decide it.
-
-    Sums taken in another order than one after another differ in their last bits. n float64 additions of terms that
-    are not negative are off by less than n x 2**-53 of their sum, whatever the order. Four times that covers both
-    kinds of running sum and both totals; beyond that margin on both sides, the position is the same.
+    A u of 53 bits times the total never reaches the total, so a position always exists.
     """
     starts = np.arange(0, len(weights), _BLOCK)
     sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
-    margin = 4 * len(weights) * 2.0**-53 * sums[-1]
     target = u * sums[-1]
     block = int(np.searchsorted(sums, target, side="right"))
-    if block == len(sums):
-        return None
     before = sums[block - 1] if block else 0.0
     start = block * _BLOCK
     running = before + np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
-    place = int(np.searchsorted(running, target, side="right"))
-    if place == len(running):
-        return None
-    previous = running[place - 1] if place else before
-    if previous < target - margin and target + margin < running[place]:
-        return start + place
-    return None
+    return start + int(np.searchsorted(running, target, side="right"))

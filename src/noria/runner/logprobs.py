@@ -1,15 +1,18 @@
 """Log-probabilities of sampled tokens and of the most probable alternatives, from raw scores.
 
-Called by the runner for rows that ask for them. "Raw" means before penalties, temperature and filters: what the
+Called by the sampler for rows that ask for them. "Raw" means before penalties, temperature and filters: what the
 model said, not what the sampler made of it.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from noria.core.plan import TokenLogprobs
 from noria.runner.executor import Float32Array
+from noria.runner.exponential import token_weights, weight_scale
 from noria.runner.filters import largest
 
 
@@ -19,9 +22,10 @@ def token_logprobs(scores: Float32Array, token_id: int, num_top: int) -> TokenLo
     `rank` is 1 + the number of tokens with a strictly greater score. `top` is in falling order of score, lower id
     first on ties, and has fewer entries only when the vocabulary does.
     """
-    best = scores.max()
-    # exp in float32, sum in float64: the error is a few float32 roundings of the largest terms.
-    log_total = float(best) + float(np.log(np.exp(scores - best).sum(dtype=np.float64)))
+    best = float(scores.max())
+    scale = weight_scale(len(scores))
+    total = token_weights(scores, best, 1.0, 0.0, scale).sum(dtype=np.float64)
+    log_total = best + math.log(total / scale)  # the C library's, which numpy's need not equal in the last bit
     score = scores[token_id]
     top: tuple[tuple[int, float], ...] = ()
     if num_top:

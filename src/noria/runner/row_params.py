@@ -26,7 +26,8 @@ ROW_PARAMS = np.dtype(
         ("index", np.uint32),
         ("wants_logprobs", np.bool_),
         ("num_top_logprobs", np.int32),
-    ]
+    ],
+    align=True,  # as the struct of csrc/sampling.h
 )
 RowParams = npt.NDArray[Any]
 """A structured array [rows] of dtype `ROW_PARAMS`."""

@@ -2,7 +2,7 @@
 
 `ModelRunner.execute` is what the engine calls between `Scheduler.schedule` and `Scheduler.update`. It follows the
 five steps that `noria.core.plan` lists, decides nothing, and knows neither model nor tensor library: those are the
-`Executor`'s. Work is per array, not per token; the loops here are over rows.
+`Executor`'s. Work is per array, not per token.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from noria.core.plan import StepPlan, StepResult, TokenLogprobs
+from noria.core.plan import StepPlan, StepResult
 from noria.errors import EngineError, OptionError
 from noria.runner.batch import PersistentBatch
-from noria.runner.executor import Executor, Float32Array, ForwardBatch, Int32Array
-from noria.runner.logprobs import token_logprobs
-from noria.runner.sampler import sample
+from noria.runner.executor import UNUSABLE, Executor, Float32Array, ForwardBatch, Int32Array, SamplingBatch
+from noria.runner.sampler import NumpySampler
+
+_UNUSABLE_LOGITS = "the model returned unusable logits (NaN or infinite)"
 
 
 class ModelRunner:
@@ -45,14 +46,16 @@ class ModelRunner:
             vocab_size=vocab_size,
         )
         self._executor = executor
+        self._sampler = executor.sampler or NumpySampler()
         executor.allocate_kv(num_blocks, block_size)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Executes one plan. A plan without tokens only brings the batch up to date.
 
-        Raises `EngineError` when the plan contradicts the batch or the executor returns something unusable, and passes
-        on what the executor raises. The plan's requests must then be finished (`Scheduler.abandon` does that) with the
-        next plan; rows that it did not schedule are as they were.
+        A request whose logits are unusable fails alone. Raises `EngineError` when all are, when the plan contradicts
+        the batch or the executor returns logits of another shape, and passes on what the executor raises. The plan's
+        requests must then be finished (`Scheduler.abandon` does that) with the next plan; rows that it did not
+        schedule are as they were.
         """
         self.batch.apply(plan)
         if plan.is_empty:
@@ -122,21 +125,30 @@ class ModelRunner:
     def _sample(self, logits: Float32Array, rows: npt.NDArray[np.intp], request_ids: list[str]) -> StepResult:
         """One token for each of `rows`, whose logits are [rows, vocab_size]; appends it to the row."""
         batch = self.batch
-        params = batch.params[rows]
-        token_ids = sample(
-            logits,
-            params,
-            batch.num_tokens[rows] - batch.num_prompt_tokens[rows],
-            [batch.token_counts[row] for row in rows.tolist()],
-            request_ids,
+        sampling = SamplingBatch(
+            params=batch.params[rows],
+            token_ids=batch.token_ids,
+            rows=rows,
+            num_tokens=batch.num_tokens[rows],
+            num_prompt_tokens=batch.num_prompt_tokens[rows],
         )
-        logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-        for i in np.flatnonzero(params["wants_logprobs"]).tolist():
-            num_top = int(params["num_top_logprobs"][i])
-            logprobs[request_ids[i]] = (token_logprobs(logits[i], token_ids[i], num_top),)
-        for row, token_id in zip(rows.tolist(), token_ids, strict=True):
-            batch.append_token(row, token_id)
+        sampled = self._sampler.sample(logits, sampling)
+        token_ids: dict[str, tuple[int, ...]]
+        token_ids = dict(zip(request_ids, zip(sampled.token_ids.tolist(), strict=True), strict=True))
+        usable = sampled.token_ids != UNUSABLE
+        failed: dict[str, str] = {}
+        if not usable.all():
+            failed = {
+                request_ids[row]: f"{_UNUSABLE_LOGITS} for request {request_ids[row]}"
+                for row in np.flatnonzero(~usable).tolist()
+            }
+            if len(failed) == len(rows):
+                raise EngineError(f"{_UNUSABLE_LOGITS} for all requests that sample: {', '.join(failed)}")
+            for request_id in failed:
+                del token_ids[request_id]
+        batch.append_tokens(rows[usable], sampled.token_ids[usable])
         return StepResult(
-            token_ids={request_id: (token_id,) for request_id, token_id in zip(request_ids, token_ids, strict=True)},
-            logprobs=logprobs,
+            token_ids=token_ids,
+            logprobs={request_ids[row]: (logprobs,) for row, logprobs in sampled.logprobs.items()},
+            failed=failed,
         )
