@@ -1,5 +1,3 @@
-// Compiled without contraction of a multiplication and an addition into one: it would round once where the format's
-// reference rounds twice.
 #include "quants.h"
 
 #include <immintrin.h>

@@ -1,8 +1,8 @@
 // How model files store numbers, and how to read them: blocks of bytes into float32.
 //
 // The encodings are GGUF's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md names them); F32, F16 and BF16 are
-// safetensors' as well. Arithmetic is in float32, one rounding for each multiplication and each addition, in the order
-// of the `gguf` package: the numbers are its numbers, bit for bit (tests/ops/test_quants.py).
+// safetensors' as well. The numbers are those of the `gguf` package, bit for bit (tests/ops/test_quants.py): scales have 11
+// bits and what they are multiplied with at most 13, so products are exact in float32, and only an addition rounds.
 #pragma once
 
 #include <cstddef>
