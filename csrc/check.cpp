@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -60,7 +61,10 @@ Weights random_weights(const Shape& s, std::mt19937& random) {
 template <typename T>
 int matrix(Executor<T>& executor, int outputs, int inputs, const Vector& data, bool interleave = false) {
   const int index = executor.begin_matrix(outputs, inputs, interleave);
-  executor.fill_matrix(index, 0, outputs, data.data());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(data.data());
+  const EncodedRows rows{bytes, encoding_of("F32"), outputs};
+  executor.fill_matrix(index, 0, rows, 0, outputs / 3);
+  executor.fill_matrix(index, 0, rows, outputs / 3, outputs);
   return index;
 }
 
@@ -389,6 +393,30 @@ void check_sampling(int num_rows, int vocabulary) {
   }
 }
 
+// Every byte may stand in a file: random ones, in memory that ends where the blocks end.
+void check_encodings() {
+  std::mt19937 random(1);
+  for (const Encoding& encoding : encodings()) {
+    for (size_t num_blocks : {1, 3, 16, 17}) {
+      std::vector<uint8_t> blocks(num_blocks * encoding.block_bytes);
+      for (uint8_t& byte : blocks) byte = uint8_t(random());
+      Vector together(num_blocks * encoding.block_values), one(encoding.block_values);
+      encoding.decode(blocks.data(), num_blocks, together.data());
+      for (size_t i = 0; i < num_blocks; ++i) {
+        encoding.decode(blocks.data() + i * encoding.block_bytes, 1, one.data());
+        expect(!std::memcmp(one.data(), &together[i * one.size()], one.size() * sizeof(float)), encoding.name);
+      }
+    }
+  }
+}
+
+// Two heads of 4 rows each: pairs that stand side by side in the file are two rows apart in ours.
+void check_interleaved_heads() {
+  const EncodedRows rows{nullptr, encoding_of("F32"), 8, 2};
+  const int expected[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+  for (int row = 0; row < 8; ++row) expect(rows.place_in_file(row) == expected[row], "interleaved heads");
+}
+
 }  // namespace
 
 int main() {
@@ -396,6 +424,8 @@ int main() {
     std::printf("this CPU has no AVX-512 with BF16: nothing checked\n");
     return 0;
   }
+  check_encodings();
+  check_interleaved_heads();
   const std::vector<Shape> shapes = {{64, 96, 4, 2, 16, 61, 2}, {72, 112, 3, 1, 32, 77, 1}, {96, 80, 6, 2, 64, 40, 1}};
   for (const Shape& shape : shapes) {
     check_shape<float>(shape, float_kernel(), 2e-4);

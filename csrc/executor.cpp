@@ -23,8 +23,8 @@ constexpr int kPrefetchBytes = 4096;        // how far ahead of their use weight
 Kind kind_of(const std::string& name) {
   static const std::pair<const char*, Kind> kinds[] = {
       {"embedding", Kind::kEmbedding}, {"norm", Kind::kNorm},
-      {"product", Kind::kProduct},     {"rotary", Kind::kRotary},
-      {"rotary_table", Kind::kRotaryTable}, {"attention", Kind::kAttention}};
+      {"product", Kind::kProduct},     {"rotary_table", Kind::kRotaryTable},
+      {"rotary", Kind::kRotary},       {"attention", Kind::kAttention}};
   for (const auto& [known, kind] : kinds)
     if (name == known) return kind;
   throw std::invalid_argument("no operation is called " + name);
@@ -52,7 +52,7 @@ int Executor<T>::begin_matrix(int outputs, int inputs, bool interleave) {
   matrix->interleave = interleave;
   matrix->panels = interleave ? (outputs / 2 + 15) / 16 : (outputs + kPanel - 1) / kPanel;
   matrix->num_slabs = (inputs + kSlab - 1) / kSlab;
-  matrix->data = Array<T>(size_t(matrix->panels) * kPanel * matrix->num_slabs * kSlab);
+  matrix->data = weights_.take(size_t(matrix->panels) * kPanel * matrix->num_slabs * kSlab);
   matrices_.push_back(std::move(matrix));
   return int(matrices_.size()) - 1;
 }
@@ -75,40 +75,38 @@ size_t Executor<T>::packed_index(const Matrix& matrix, int row, int k) const {
 }
 
 template <typename T>
-template <typename Source>
-void Executor<T>::fill(int index, int first_row, int num_rows, const Source* data) {
+void Executor<T>::fill_matrix(int index, int first_row, const EncodedRows& source, int begin, int end) {
   Matrix& matrix = *matrices_.at(index);
-  if (first_row < 0 || num_rows < 0 || first_row + num_rows > matrix.outputs) throw std::out_of_range("matrix rows");
-  std::atomic<int> next{0};
-  pool_.run([&](int) {
-    constexpr int kStep = 32;
-    for (int begin; (begin = next.fetch_add(kStep)) < num_rows;) {
-      for (int i = begin; i < std::min(begin + kStep, num_rows); ++i) {
-        const int row = packed_row(matrix, first_row + i);
-        const Source* from = data + size_t(i) * matrix.inputs;
-        for (int k = 0; k < matrix.inputs; ++k) {
-          T& to = matrix.data.data()[packed_index(matrix, row, k)];
-          if constexpr (sizeof(Source) == sizeof(T)) {
-            to = from[k];
-          } else if constexpr (sizeof(T) == 2) {
-            to = from_float<T>(from[k]);
-          } else {
-            to = to_float(from[k]);
-          }
-        }
+  if (begin < 0 || begin > end || end > source.num_rows || first_row < 0 || first_row + end > matrix.outputs)
+    throw std::out_of_range("matrix rows");
+  const Encoding& encoding = source.encoding;
+  const size_t row_bytes = encoding.row_bytes(matrix.inputs), num_blocks = matrix.inputs / encoding.block_values;
+  shares_.clear();
+  pool_.run([&](int thread) {
+    scratch_[thread].reserve(size_t(kPanel) * matrix.inputs);
+    float* values = scratch_[thread].data();
+    shares_.run(thread, 0, end - begin, kPanel, [&](int from, int to) {
+      for (int i = from; i < to; ++i) {
+        const uint8_t* blocks = source.data + source.place_in_file(begin + i) * row_bytes;
+        encoding.decode(blocks, num_blocks, values + size_t(i - from) * matrix.inputs);
       }
-    }
+      pack_rows(matrix, first_row + begin + from, to - from, values);
+    });
   });
 }
 
+// Tile by tile, because neighbours of a row stand far apart in a panel.
 template <typename T>
-void Executor<T>::fill_matrix(int matrix, int first_row, int num_rows, const float* data) {
-  fill(matrix, first_row, num_rows, data);
-}
-
-template <typename T>
-void Executor<T>::fill_matrix(int matrix, int first_row, int num_rows, const bf16* data) {
-  fill(matrix, first_row, num_rows, data);
+void Executor<T>::pack_rows(Matrix& matrix, int first_row, int num_rows, const float* values) {
+  constexpr int kTile = 64;
+  for (int begin = 0; begin < matrix.inputs; begin += kTile) {
+    const int end = std::min(begin + kTile, matrix.inputs);
+    for (int i = 0; i < num_rows; ++i) {
+      const int row = packed_row(matrix, first_row + i);
+      const float* from = values + size_t(i) * matrix.inputs;
+      for (int k = begin; k < end; ++k) matrix.data.data()[packed_index(matrix, row, k)] = from_float<T>(from[k]);
+    }
+  }
 }
 
 template <typename T>
@@ -471,7 +469,8 @@ void Executor<T>::attention(const Operation& op, int index, int thread) {
   const int first_row = batch_->query_start[item.row] + item.first_query;
   float* scratch = scratch_[thread].data();
   if constexpr (sizeof(T) == 2) {
-    if (kernel_.has_tiles && shape.head_dim % 32 == 0) return attend_amx(shape, work, is_last ? nullptr : &following, scratch, out, first_row);
+    if (kernel_.has_tiles && shape.head_dim % 32 == 0)
+      return attend_amx(shape, work, is_last ? nullptr : &following, scratch, out, first_row);
   }
   attend(shape, work, is_last ? nullptr : &following, scratch, out, first_row);
 }

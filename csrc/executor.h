@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "memory.h"
+#include "quants.h"
 #include "sampling.h"
 #include "threads.h"
 
@@ -28,6 +29,20 @@ struct Batch {
   const int32_t* context_len;
   const int32_t* block_table;
   const int32_t* logit_tokens;
+};
+
+// Rows of a matrix as a file has them, one behind the other.
+struct EncodedRows {
+  const uint8_t* data;
+  const Encoding& encoding;
+  int num_rows;
+  int interleaved_heads = 0;  // so many heads whose rotary pairs stand side by side, which we want half a head apart
+
+  int place_in_file(int row) const {
+    if (interleaved_heads == 0) return row;
+    const int head_dim = num_rows / interleaved_heads, within = row % head_dim;
+    return row - within + within % (head_dim / 2) * 2 + within / (head_dim / 2);
+  }
 };
 
 enum class Epilogue { kStore, kAdd, kSiluMul };
@@ -58,10 +73,10 @@ class Executor {
  public:
   Executor(int num_threads, GemmKernel<T> kernel);
 
-  // Weights. `data` is [outputs][inputs] float32 or T, row by row; rows may come in several calls (begin, then fill).
+  // Weights. First the shape, then the rows, in any number of calls: rows `begin` to `end` of a source, as the file
+  // encodes them, become the matrix's from `first_row` + `begin` on.
   int begin_matrix(int outputs, int inputs, bool interleave);
-  void fill_matrix(int matrix, int first_row, int num_rows, const float* data);
-  void fill_matrix(int matrix, int first_row, int num_rows, const bf16* data);
+  void fill_matrix(int matrix, int first_row, const EncodedRows& source, int begin, int end);
   void set_bias(int matrix, std::vector<float> bias);
   int add_vector(std::vector<float> values);
 
@@ -97,7 +112,7 @@ class Executor {
   struct Matrix {
     int outputs, inputs, panels, num_slabs;
     bool interleave;
-    Array<T> data;
+    Span<T> data;
     std::vector<float> bias;  // padded, in the order of packed outputs
   };
   struct Rows {
@@ -119,8 +134,7 @@ class Executor {
   int row_count(const Operation& op) const { return op.on_logit_rows ? batch_->num_logits : batch_->num_tokens; }
   int padded_rows(int rows) const { return (rows + kernel_.row_multiple - 1) / kernel_.row_multiple * kernel_.row_multiple; }
   SlabsView<T> view(int slabs, int rows) { return {slabs_[slabs].data.data(), size_t(padded_rows(rows)) * kSlab}; }
-  template <typename Source>
-  void fill(int matrix, int first_row, int num_rows, const Source* data);
+  void pack_rows(Matrix& matrix, int first_row, int num_rows, const float* values);
   size_t packed_index(const Matrix& matrix, int packed_row, int k) const;
   int packed_row(const Matrix& matrix, int row) const;
 
@@ -139,6 +153,7 @@ class Executor {
   void attention(const Operation& op, int index, int thread);
 
   GemmKernel<T> kernel_;
+  Arena<T> weights_;
   std::vector<std::unique_ptr<Matrix>> matrices_;
   std::vector<std::vector<float>> vectors_;
   std::vector<Rows> rows_;

@@ -16,7 +16,8 @@ namespace {
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IntTable = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Halves = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using EncodedTable = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Values = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using Logits = nb::ndarray<nb::numpy, const float, nb::ndim<2>>;
 using Longs = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -96,22 +97,45 @@ void sample(Executor<T>& self, Floats logits, Records params, IntTable token_ids
 }
 
 template <typename T>
+void fill_matrix(Executor<T>& self, int matrix, int first_row, EncodedTable rows, const std::string& encoding_name,
+                 int interleaved_heads, int begin, int end) {
+  const Encoding& encoding = encoding_of(encoding_name);
+  const int inputs = self.matrix_inputs(matrix), num_rows = int(rows.shape(0));
+  check(inputs % encoding.block_values == 0 && rows.shape(1) == encoding.row_bytes(inputs),
+        "a matrix row has as many numbers as inputs");
+  check(interleaved_heads >= 0 && (interleaved_heads == 0 || num_rows % (2 * interleaved_heads) == 0),
+        "rows make whole heads of pairs");
+  nb::gil_scoped_release released;
+  self.fill_matrix(matrix, first_row, {rows.data(), encoding, num_rows, interleaved_heads}, begin, end);
+}
+
+// Rows of whole blocks into float32.
+Values decode(EncodedTable rows, const std::string& encoding_name) {
+  const Encoding& encoding = encoding_of(encoding_name);
+  check(rows.shape(1) % encoding.block_bytes == 0, "a row has whole blocks");
+  const size_t num_rows = rows.shape(0), num_blocks = rows.shape(1) / encoding.block_bytes;
+  const size_t width = num_blocks * encoding.block_values;
+  float* values = new float[num_rows * width];
+  const nb::capsule owner(values, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  encoding.decode(rows.data(), num_rows * num_blocks, values);
+  return Values(values, {num_rows, width}, owner);
+}
+
+std::vector<std::string> encoding_names() {
+  std::vector<std::string> names;
+  for (const Encoding& encoding : encodings()) names.emplace_back(encoding.name);
+  return names;
+}
+
+template <typename T>
 void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
   using E = Executor<T>;
   nb::class_<E>(m, name)
       .def("__init__", [kernel](E* self, int threads, bool use_amx) { new (self) E(threads, kernel(use_amx)); },
            "threads"_a, "use_amx"_a)
       .def("begin_matrix", &E::begin_matrix, "outputs"_a, "inputs"_a, "interleave"_a)
-      .def("fill_matrix", [](E& self, int matrix, int first_row, Floats data) {
-             check(int(data.shape(1)) == self.matrix_inputs(matrix), "a matrix row has as many numbers as inputs");
-             nb::gil_scoped_release released;
-             self.fill_matrix(matrix, first_row, int(data.shape(0)), data.data());
-           })
-      .def("fill_matrix", [](E& self, int matrix, int first_row, Halves data) {
-             check(int(data.shape(1)) == self.matrix_inputs(matrix), "a matrix row has as many numbers as inputs");
-             nb::gil_scoped_release released;
-             self.fill_matrix(matrix, first_row, int(data.shape(0)), data.data());
-           })
+      .def("fill_matrix", &fill_matrix<T>, "matrix"_a, "first_row"_a, "rows"_a, "encoding"_a, "interleaved_heads"_a,
+           "begin"_a, "end"_a)
       .def("set_bias", &E::set_bias)
       .def("add_vector", &E::add_vector)
       .def("add_rows", &E::add_rows, "width"_a)
@@ -159,6 +183,8 @@ NB_MODULE(_native, m) {
   using namespace noria;
   m.def("has_avx512_bf16", &cpu_has_avx512_bf16);
   m.def("has_amx_bf16", &cpu_has_amx_bf16);
+  m.def("encodings", &encoding_names);
+  m.def("decode", &decode, "rows"_a, "encoding"_a);
   bind<bf16>(m, "ExecutorBF16", [](bool use_amx) { return bf16_kernel(use_amx ? Isa::kAmx : Isa::kAvx512); });
   bind<float>(m, "ExecutorF32", [](bool) { return float_kernel(); });
 }

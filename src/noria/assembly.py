@@ -27,6 +27,9 @@ from noria.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
+PROGRESS_S = 1.0
+"""Between two lines about a model that is being loaded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
@@ -49,7 +52,7 @@ def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -
     find_policy(options.scheduling_policy)  # a mistake should be told before a model is loaded
     files = open_model(model, report=logger.info)
     tokenizer = load_tokenizer(files.tokenizer)
-    executor = create_executor(files, options)
+    executor = create_executor(files, options, report=_now_and_then(logger.info))
     assembled = join(files, tokenizer, executor, options)
     took_s = time.monotonic() - started_s
     logger.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)
@@ -59,22 +62,20 @@ def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -
 def build_core(model: str, options: EngineOptions, report: Callable[[str], None]) -> EngineCore:
     """The engine alone, for a process of its own, which has no use for text; `report` is told how it goes."""
     files = open_model(model, report=report)
-    executor = create_executor(
-        files, options, report=_in_quarters(lambda percent: report(f"loading weights: {percent} %"))
-    )
+    executor = create_executor(files, options, report=_now_and_then(report))
     return join_core(files, executor, options)
 
 
-def _in_quarters(say: Callable[[int], None]) -> Callable[[int, int], None]:
-    """Turns (done, total) of a load into at most four lines."""
-    said = 0
+def _now_and_then(say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Turns (done, total) of a load into lines, at least `PROGRESS_S` apart: what loads sooner needs none."""
+    said_s = time.monotonic()
 
     def note(done: int, total: int) -> None:
-        nonlocal said
-        percent = done * 4 // max(1, total) * 25
-        if percent > said:
-            said = percent
-            say(percent)
+        nonlocal said_s
+        now_s = time.monotonic()
+        if now_s - said_s >= PROGRESS_S:
+            said_s = now_s
+            say(f"loading weights: {done * 100 // max(1, total)} %")
 
     return note
 

@@ -20,6 +20,7 @@ from noria.core.record import StepRecord
 from noria.core.scheduler import PauseMode, Scheduler
 from noria.engine.client import InProcessClient
 from noria.engine.core import EngineCore
+from noria.engine.launch import EngineProcess
 from noria.engine.messages import EngineRequest
 from noria.engine.process_client import ProcessClient
 from noria.engine.streams import AsyncEngine
@@ -274,7 +275,7 @@ def start(records: list[StepRecord]) -> Iterator[Callable[..., ProcessClient]]:
     clients: list[ProcessClient] = []
 
     def start_one(build: Any = build_scripted_engine, **arguments: Any) -> ProcessClient:
-        client = ProcessClient(partial(build, **arguments), on_record=records.append)
+        client = ProcessClient(EngineProcess(partial(build, **arguments)), on_record=records.append)
         clients.append(client)
         client.wait_ready()
         return client

@@ -11,6 +11,7 @@ import pytest
 
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.record import StepRecord
+from noria.engine.launch import EngineProcess
 from noria.engine.messages import EngineRequest
 from noria.engine.process_client import ProcessClient
 from noria.engine.streams import AsyncEngine
@@ -40,7 +41,8 @@ def records() -> list[StepRecord]:
 @pytest.fixture
 def client(records):
     client = ProcessClient(
-        partial(build_scripted_engine, checked=True, num_blocks=32, max_model_len=512), on_record=records.append
+        EngineProcess(partial(build_scripted_engine, checked=True, num_blocks=32, max_model_len=512)),
+        on_record=records.append,
     )
     client.wait_ready()
     yield client
@@ -49,7 +51,7 @@ def client(records):
 
 @pytest.fixture
 def slow_client():
-    client = ProcessClient(partial(build_scripted_engine, step_s=0.02))
+    client = ProcessClient(EngineProcess(partial(build_scripted_engine, step_s=0.02)))
     client.wait_ready()
     yield client
     client.close()
@@ -118,7 +120,7 @@ def test_an_idle_engine_gives_signs_of_life(client):
 
 
 def test_the_sockets_are_for_this_user_only(client):
-    assert Path(client._directory.name).stat().st_mode & 0o077 == 0
+    assert _socket_directory(client).stat().st_mode & 0o077 == 0
 
 
 def poll_for_ever(client: ProcessClient) -> None:
@@ -149,7 +151,7 @@ def test_the_engine_ignores_the_signals_that_the_parent_handles(slow_client):
     [({"message": "no such model; give a path"}, "no such model; give a path"), ({"exit_code": 7}, "exit code 7")],
 )
 def test_a_failure_to_start_is_told(failure, message):
-    client = ProcessClient(partial(build_failing_engine, **failure))
+    client = ProcessClient(EngineProcess(partial(build_failing_engine, **failure)))
     try:
         with pytest.raises(EngineError, match=message):
             client.wait_ready()
@@ -160,7 +162,7 @@ def test_a_failure_to_start_is_told(failure, message):
 def test_close_ends_the_process_and_cleans_up(slow_client):
     slow_client.submit(request("r", max_tokens=400))
     slow_client.poll()
-    directory = slow_client._directory.name
+    directory = _socket_directory(slow_client)
     slow_client.close()
     slow_client.close()
     assert slow_client.process.exitcode == 0
@@ -242,3 +244,7 @@ async def test_every_reader_hears_of_the_engines_death(slow_client):
     with pytest.raises(EngineError):
         engine.open([request("late")])
     await engine.wait_idle()
+
+
+def _socket_directory(client: ProcessClient) -> Path:
+    return Path(client._engine.address.removeprefix("ipc://")).parent

@@ -52,7 +52,8 @@ def test_a_cuda_device_that_is_not_there(
         create_executor(files, dtype="float32", device="cuda:3")
 
 
-def test_without_torch_it_says_what_to_install(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     original = builtins.__import__
 
     def without_torch(name: str, *rest: Any) -> Any:
@@ -62,8 +63,31 @@ def test_without_torch_it_says_what_to_install(files: ModelFiles, monkeypatch: p
 
     monkeypatch.delitem(sys.modules, "noria.ops.reference", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_torch)
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_without_torch_it_says_what_to_install(files: ModelFiles) -> None:
     with pytest.raises(OptionError, match=r'pip install "noria\[torch\]"'):
         create_executor(files, dtype="float32")
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_a_cpu_that_native_code_does_not_run_on(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, has_torch: bool
+) -> None:
+    native = pytest.importorskip(
+        "noria.ops._native", reason="the native executor was not built here", exc_type=ImportError
+    )
+    monkeypatch.setattr(native, "has_avx512_bf16", lambda: False)
+    needs = "the native executor needs a CPU that has AVX-512 with BF16"
+    with pytest.raises(OptionError, match=f"{needs}; executor=torch runs without it"):
+        create(files, EngineOptions(executor="native"))
+    if has_torch:
+        assert type(create(files, EngineOptions(executor="auto"))).__name__ == "TorchExecutor"
+    else:
+        request.getfixturevalue("no_torch")
+        with pytest.raises(OptionError, match=rf'{needs}; and .*pip install "noria\[torch\]"'):
+            create(files, EngineOptions(executor="auto"))
 
 
 def test_a_pool_that_does_not_fit(files: ModelFiles) -> None:

@@ -1,7 +1,8 @@
 """`noria bench startup`: how long from `noria serve` to the first streamed token.
 
 Starts the server as a user would, polls /health, sends a streamed request as soon as it is 200, and stops the clock at
-the first chunk with text; several times, one after the other.
+the first chunk with text; several times, one after the other. The memory of the server's processes is sampled
+meanwhile (`noria.bench.memory`).
 """
 
 from __future__ import annotations
@@ -14,27 +15,47 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from noria.bench.memory import PeakMemory
 from noria.errors import NoriaError, OptionError
 
 POLL_S = 0.01
 
 
 def measure_startup(arguments: Sequence[str], *, num_runs: int, timeout_s: float = 300.0) -> dict[str, Any]:
-    """`arguments` are those of `noria serve`, without a port. Times in seconds."""
+    """`arguments` are those of `noria serve`, without a port. Times in seconds, memory in MB.
+
+    Memory is that of one more run, whose time does not count: to look at it takes time.
+    """
     if num_runs < 1:
         raise OptionError(f"--runs must be at least 1, not {num_runs}")
-    runs = [_one_run(arguments, timeout_s) for _ in range(num_runs)]
+    runs = [_one_run(arguments, timeout_s, lambda pid: nullcontext()) for _ in range(num_runs)]
     result: dict[str, Any] = {"runs": num_runs}
     for name in ("listening_s", "ready_s", "first_token_s"):
         values = [run[name] for run in runs]
         result[name] = round(statistics.median(values), 3)
         result[f"{name[:-2]}_max_s"] = round(max(values), 3)
-    return result
+    return result | _measure_memory(arguments, timeout_s)
 
 
-def _one_run(arguments: Sequence[str], timeout_s: float) -> dict[str, float]:
+def _measure_memory(arguments: Sequence[str], timeout_s: float) -> dict[str, int]:
+    watches: list[PeakMemory] = []
+
+    def watch(pid: int) -> PeakMemory:
+        watches.append(PeakMemory(pid))
+        return watches[0]
+
+    _one_run(arguments, timeout_s, watch)
+    peaks = {"peak_pss_mb": watches[0].peak_bytes, "peak_model_file_mb": watches[0].peak_model_file_bytes}
+    return {name: round(peak / 1e6) for name, peak in peaks.items()}
+
+
+def _one_run(
+    arguments: Sequence[str], timeout_s: float, watch: Callable[[int], AbstractContextManager[object]]
+) -> dict[str, float]:
+    """Seconds from the start of a server to each stage; `watch(pid)` is entered while it starts and answers."""
     port = _free_port()
     began_s = time.perf_counter()
     command = [sys.executable, "-m", "noria.cli", "serve", *arguments, "--port", str(port), "--log-level", "warning"]
@@ -51,10 +72,11 @@ def _one_run(arguments: Sequence[str], timeout_s: float) -> dict[str, float]:
                 time.sleep(POLL_S)
             times[name] = time.perf_counter() - began_s
 
-        wait_for("listening_s", lambda: _health(port) is not None)
-        wait_for("ready_s", lambda: _health(port) == 200)
-        _first_token(port)
-        times["first_token_s"] = time.perf_counter() - began_s
+        with watch(server.pid):
+            wait_for("listening_s", lambda: _health(port) is not None)
+            wait_for("ready_s", lambda: _health(port) == 200)
+            _first_token(port)
+            times["first_token_s"] = time.perf_counter() - began_s
         return times
     finally:
         server.terminate()

@@ -15,6 +15,6 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics."""
     log_to_stderr(log_level)
-    from noria.server import run
+    from noria.server import start
 
-    sys.exit(run.serve(partial(run.open_served, model, engine), server))
+    sys.exit(start.serve(partial(start.find_served, model, engine), server))

@@ -1,6 +1,6 @@
 """The engine in a process of its own: builds an `EngineCore`, then runs its loop between two sockets.
 
-Started by `noria.engine.process_client` with the spawn method. The loop never waits for its clients: it takes what
+Started by `noria.engine.launch` with the spawn method. The loop never waits for its clients: it takes what
 has arrived and answers it, runs a step if there is work, and sends what is new. Without work it sleeps on its sockets,
 until the next deadline of a request at most, and sends a heartbeat every `HEARTBEAT_S`. It ends when told to, or when
 the process that started it is gone.
@@ -13,13 +13,13 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable
 
 import zmq
 
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.record import StepRecord
 from noria.engine.core import EngineCore
+from noria.engine.launch import BuildEngine
 from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_commands, encode
 from noria.errors import NoriaError, RequestError, UnavailableError
 from noria.logs import log_to_stderr
@@ -28,12 +28,11 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 
+RECONNECT_MS = 5
+"""How soon to look again for sockets that the client has not bound yet."""
+
 FUTILE_STEP_WAIT_S = 0.001
 """How long to wait after a step in which nobody could run: requests wait for something outside the engine."""
-
-Report = Callable[[str], None]
-BuildEngine = Callable[[Report], EngineCore]
-"""Makes the engine, reporting progress in lines. Must be picklable: a function of a module, or a partial of one."""
 
 
 def run_engine_process(build: BuildEngine, address: str, log_level: int) -> None:
@@ -47,6 +46,7 @@ def run_engine_process(build: BuildEngine, address: str, log_level: int) -> None
     for socket in (inbox, outbox):
         socket.set(zmq.RCVHWM, 0)  # nothing is dropped or blocked silently ...
         socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
     inbox.connect(f"{address}-commands")
     outbox.connect(f"{address}-outputs")
     try:

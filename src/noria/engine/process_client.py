@@ -1,17 +1,14 @@
 """A client whose engine runs in another process: `ProcessClient`, the twin of `InProcessClient`.
 
-It starts the process, refuses at once what the engine could never serve, sends one message for all that was asked
-for since the last one, and hands out events as they come; what the engine itself refuses has one event, the error. It
-has no thread and no event loop of its own: callers either `poll`, or watch `fileno` (`noria.engine.streams` does). Not
-thread-safe.
+It refuses at once what the engine could never serve, sends one message for all that was asked for since the last one,
+and hands out events as they come; what the engine itself refuses has one event, the error. The process has been started
+by `noria.engine.launch`. No thread and no event loop of its own: callers either `poll`, or watch `fileno`
+(`noria.engine.streams` does). Not thread-safe.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import multiprocessing
-import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
@@ -24,16 +21,16 @@ from noria.core.admission import judge
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.record import StepRecord
 from noria.core.scheduler import PauseMode
+from noria.engine.launch import EngineProcess, Report
 from noria.engine.messages import EngineRequest
-from noria.engine.process import BuildEngine, Report, run_engine_process
 from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_engine_message, encode
 from noria.errors import EngineError
 
 
 class ProcessClient:
-    """Starts `build` in a new process; call `wait_ready` before anything else."""
+    """Talks to an engine's process, which is its own from here on; call `wait_ready` before anything else."""
 
-    def __init__(self, build: BuildEngine, *, on_record: Callable[[StepRecord], None] | None = None) -> None:
+    def __init__(self, engine: EngineProcess, *, on_record: Callable[[StepRecord], None] | None = None) -> None:
         self.on_record = on_record
         """Called with the record of every step, in order."""
         self.on_accepted: Callable[[str], None] = lambda request_id: None
@@ -44,19 +41,11 @@ class ProcessClient:
         self._config: SchedulerConfig | None = None
         self.last_heard_s = time.monotonic()
         """When the engine's loop last sent something, on the monotonic clock: at the end of a step, or idle."""
-        # A directory of mode 0700: only this user can reach the sockets in it.
-        self._directory = tempfile.TemporaryDirectory(prefix="noria-")
-        address = f"ipc://{self._directory.name}/engine"
+        self._engine = engine
+        self.process = engine.process
         self._context = zmq.Context()
-        self._commands = self._bind(zmq.PUSH, f"{address}-commands")
-        self._outputs = self._bind(zmq.PULL, f"{address}-outputs")
-        self.process = multiprocessing.get_context("spawn").Process(
-            target=run_engine_process,
-            args=(build, address, logging.getLogger("noria").getEffectiveLevel()),
-            name="noria-engine",
-            daemon=True,
-        )
-        self.process.start()
+        self._commands = self._bind(zmq.PUSH, f"{engine.address}-commands")
+        self._outputs = self._bind(zmq.PULL, f"{engine.address}-outputs")
 
     def _bind(self, kind: int, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
@@ -191,6 +180,5 @@ class ProcessClient:
             self._send(Commands(shut_down=True))
             if not wait([self.process.sentinel], timeout_s):
                 self.process.kill()
-        self.process.join()
         self._context.destroy(linger=0)
-        self._directory.cleanup()
+        self._engine.close()

@@ -8,6 +8,7 @@ llama.cpp's reordering of q and k rows in Llama files, which `noria.weights` und
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from noria.errors import ModelFileError, UnsupportedError
 from noria.files.fields import Fields
 from noria.files.gguf_format import ENCODING_IDS, ENCODINGS, GgufHeader, read_header
 from noria.files.mapped import MappedFile
-from noria.files.model import GgufVocabulary, HostTensor, ModelConfig, TensorInfo, TokenizerFiles
+from noria.files.model import GgufVocabulary, HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_gguf
 
 END_TOKENS: Final = (
@@ -72,18 +73,25 @@ class GgufModel:
         return MappingProxyType(self._header.tensors)
 
     def read(self, name: str) -> HostTensor:
+        info = self._info(name)
+        if info.encoding in _DIRECT:
+            dtype, stored = _DIRECT[info.encoding]
+            return HostTensor(self._file.array(self._header.offsets[name], info.shape, stored), dtype)
+        values = _dequantise(self.raw(name).rows, ENCODING_IDS[info.encoding])
+        return HostTensor(values.reshape(info.shape), "float32")
+
+    def raw(self, name: str) -> RawTensor:
+        info = self._info(name)
+        encoding = ENCODINGS[ENCODING_IDS[info.encoding]]
+        row_bytes = info.shape[-1] // encoding.block_values * encoding.block_bytes
+        rows = self._file.rows(self._header.offsets[name], math.prod(info.shape[:-1]), row_bytes)
+        return RawTensor(rows, info.encoding)
+
+    def _info(self, name: str) -> TensorInfo:
         info = self._header.tensors.get(name)
         if info is None:
             raise ModelFileError(f"{self.path}: tensor {name!r} is missing")
-        offset = self._header.offsets[name]
-        if info.encoding in _DIRECT:
-            dtype, stored = _DIRECT[info.encoding]
-            return HostTensor(self._file.array(offset, info.shape, stored), dtype)
-        number = ENCODING_IDS[info.encoding]
-        encoding = ENCODINGS[number]
-        row_bytes = info.shape[-1] // encoding.block_values * encoding.block_bytes
-        blocks = self._file.array(offset, (*info.shape[:-1], row_bytes), np.uint8)
-        return HostTensor(_dequantise(blocks, number), "float32")
+        return info
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:

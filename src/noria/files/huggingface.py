@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files.fields import Fields, read_json
-from noria.files.model import HostTensor, ModelConfig, TensorInfo, TokenizerFiles
+from noria.files.model import HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_json
 from noria.files.safetensors import SafetensorsFile
 
@@ -50,10 +50,16 @@ class HuggingFaceModel:
         return MappingProxyType(self._tensors)
 
     def read(self, name: str) -> HostTensor:
+        return self._holder(name).read(name)
+
+    def raw(self, name: str) -> RawTensor:
+        return self._holder(name).raw(name)
+
+    def _holder(self, name: str) -> SafetensorsFile:
         file = self._file_of.get(name)
         if file is None:
             raise ModelFileError(f"{self.path}: tensor {name!r} is missing")
-        return file.read(name)
+        return file
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:

@@ -41,3 +41,7 @@ class MappedFile:
         flat = np.frombuffer(self.bytes, dtype=dtype, count=count, offset=offset)
         view = flat.reshape(shape)
         return view if view.flags.aligned else view.copy()
+
+    def rows(self, offset: int, num_rows: int, row_bytes: int) -> npt.NDArray[np.uint8]:
+        """A read-only view of bytes, [num_rows, row_bytes]; the caller has checked that they lie inside the file."""
+        return np.frombuffer(self.bytes, np.uint8, num_rows * row_bytes, offset).reshape(num_rows, row_bytes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 
@@ -69,6 +70,14 @@ class HostTensor:
 
     data: npt.NDArray[Any]
     dtype: Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor as the file encodes it: a read-only view, uint8 [rows, bytes of a row]; a vector is one row."""
+
+    rows: npt.NDArray[np.uint8]
+    encoding: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +143,6 @@ class ModelFiles(Protocol):
 
         The array may be a read-only view of the mapped file: copy before writing.
         """
+
+    def raw(self, name: str) -> RawTensor:
+        """The tensor's bytes in the mapped file, for who decodes them alone. Raises ModelFileError."""

@@ -7,13 +7,14 @@ it would be a dependency for forty lines. Only encodings that hold plain weights
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files.fields import MAX_SIZE, parse_json
 from noria.files.mapped import MappedFile
-from noria.files.model import HostTensor, TensorInfo
+from noria.files.model import HostTensor, RawTensor, TensorInfo
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The safetensors library has the same limit."""
@@ -45,6 +46,12 @@ class SafetensorsFile:
         info = self.tensors[name]
         dtype, stored, _ = ENCODINGS[info.encoding]
         return HostTensor(self._file.array(self._offsets[name], info.shape, stored), dtype)
+
+    def raw(self, name: str) -> RawTensor:
+        """The bytes of one of `tensors`: a read-only view of the mapped file."""
+        info = self.tensors[name]
+        row_bytes = info.shape[-1] * ENCODINGS[info.encoding][2] if info.shape else ENCODINGS[info.encoding][2]
+        return RawTensor(self._file.rows(self._offsets[name], math.prod(info.shape[:-1]), row_bytes), info.encoding)
 
     def _read_header(self) -> tuple[dict[str, Any], int]:
         """The header without its `__metadata__`, and where the data begins."""

@@ -37,7 +37,7 @@ def create_executor(model: ModelFiles, options: EngineOptions, *, report: Report
     why_not = _why_not_native(options)
     if why_not is None:
         return _native(model, options, report)
-    logger.info("running on torch: %s", why_not)
+    logger.info("not on the native executor: %s", why_not)
     try:
         return _torch(model, options, report)
     except OptionError as error:

@@ -12,21 +12,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from noria.errors import OptionError
-from noria.files.model import HostTensor, ModelConfig, ModelFiles
+from noria.files.model import ModelConfig, ModelFiles, RawTensor
 from noria.models import registry
 from noria.ops.base import AttentionSpec
 from noria.ops.lowering import Buffer, Lowered, Operation, lower
 from noria.ops.native_sampler import NativeSampler
 from noria.ops.record import record
 from noria.runner.executor import Float32Array, ForwardBatch
-from noria.weights.plan import Parameter
-from noria.weights.read import read_sources
+from noria.weights.plan import Parameter, Source
+from noria.weights.read import split_halves
 
 if TYPE_CHECKING:
     from noria.ops._native import ExecutorBF16, ExecutorF32
@@ -34,14 +33,17 @@ if TYPE_CHECKING:
 KV_GROUP = 16
 """Block sizes are multiples of this many tokens."""
 
+_REPORTED_ELEMENTS = 2**22
+"""Progress is told after so many weights: some milliseconds of work, which all threads share."""
+
 
 class NativeExecutor:
     """Loads a model and runs it. Implements `Executor`.
 
     `dtype` is "float32" or "bfloat16". `threads`: of the executor's own pool (None: the cores this process may use).
     `use_amx`: bfloat16 products on AMX tiles (None: where the machine has them).
-    `report(done, total)` is called while loading, in bytes of weights. Raises `OptionError` when this machine or build
-    cannot do it, and `ModelError` for the model's faults.
+    `report(done, total)` is called while loading, in numbers of the matrices. Raises `OptionError` when this machine or
+    build cannot do it, and `ModelError` for the model's faults.
     """
 
     free_device_bytes: int | None = None
@@ -136,7 +138,7 @@ class _Builder:
         self._constants = constants
         self._report = report
         self._done = 0
-        self._total = sum(parameter.num_elements for parameter in parameters.values())
+        self._total = sum(parameter.num_elements for parameter in parameters.values() if len(parameter.shape) == 2)
         self._matrices: dict[tuple[str, bool], int] = {}
         self._vectors: dict[str, int] = {}
         self._attentions: dict[AttentionSpec, int] = {}
@@ -178,21 +180,47 @@ class _Builder:
             outputs, inputs = parameter.shape
             matrix = self._native.begin_matrix(outputs, inputs, interleave)
             row = 0
-            for source in read_sources(self._model, parameter):
-                self._native.fill_matrix(matrix, row, _numbers(source))
-                row += source.data.shape[0]
+            for source in parameter.sources:
+                self._fill(matrix, row, source, inputs)
+                row += source.shape[0]
             if bias is not None:
                 self._native.set_bias(matrix, self._read_vector(bias).tolist())
             self._matrices[key] = matrix
-            self._done += parameter.num_elements
-            if self._report is not None:
-                self._report(self._done, self._total)
         return self._matrices[key]
 
+    def _fill(self, matrix: int, first_row: int, source: Source, inputs: int) -> None:
+        """Decodes and packs one tensor's rows, straight from the file, some at a time so that progress is seen."""
+        raw = self._raw(source)
+        num_rows, heads = source.shape[0], source.interleaved_heads or 0
+        step = max(1, _REPORTED_ELEMENTS // inputs)
+        for begin in range(0, num_rows, step):
+            end = min(begin + step, num_rows)
+            self._native.fill_matrix(matrix, first_row, raw.rows, raw.encoding, heads, begin, end)
+            self._done += (end - begin) * inputs
+            if self._report is not None:
+                self._report(self._done, self._total)
+
+    def _raw(self, source: Source) -> RawTensor:
+        """A tensor in an encoding that native code reads: what it does not know is first decoded whole."""
+        from noria.ops._native import encodings
+
+        raw = self._model.raw(source.tensor)
+        if raw.encoding in encodings():
+            return raw
+        values = np.ascontiguousarray(self._model.read(source.tensor).data, dtype=np.float32)
+        return RawTensor(values.reshape(raw.rows.shape[0], -1).view(np.uint8), "F32")
+
     def _read_vector(self, name: str) -> Float32Array:
+        from noria.ops._native import decode
+
         if name in self._constants:
             return self._constants[name]
-        parts = [_as_float32(source) for source in read_sources(self._model, self._parameters[name])]
+        parts = []
+        for source in self._parameters[name].sources:
+            raw = self._raw(source)
+            values = decode(raw.rows, raw.encoding).reshape(-1)
+            heads = source.interleaved_heads
+            parts.append(values if heads is None else split_halves(values, heads))
         return np.concatenate(parts)
 
     def _attention(self, spec: AttentionSpec | None) -> int:
@@ -203,19 +231,6 @@ class _Builder:
                 spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale
             )
         return self._attentions[spec]
-
-
-def _numbers(source: HostTensor) -> npt.NDArray[Any]:
-    if source.dtype == "bfloat16":
-        return np.ascontiguousarray(source.data)
-    return np.ascontiguousarray(source.data, dtype=np.float32)
-
-
-def _as_float32(source: HostTensor) -> Float32Array:
-    if source.dtype == "bfloat16":
-        widened: Float32Array = (source.data.astype(np.uint32) << 16).view(np.float32)
-        return widened
-    return np.asarray(source.data, dtype=np.float32)
 
 
 def _number(buffer: Buffer | None) -> int:

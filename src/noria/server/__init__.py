@@ -1,6 +1,7 @@
 """The HTTP front: OpenAI's API over an engine process.
 
-run.py          start, signals, drain, exit code
+start.py        from the command to the engine's process
+run.py          loading, signals, drain, exit code
 app.py          routes and the state they share
 endpoint.py     one POST: read, answer, notice a client that goes away
 bodies.py       what clients send, typed and checked

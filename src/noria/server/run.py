@@ -1,8 +1,8 @@
-"""`noria serve` from the first line to the exit code: bind, load, serve, drain.
+"""`noria serve` from its event loop on: wait for the engine, serve, drain. `noria.server.start` is what comes before.
 
-The port is bound and answering (503, loading) before the model is loaded. The first SIGTERM or SIGINT stops new
-requests at once and lets running ones finish within the limit; the second ends everything now. If the engine dies,
-every waiting client is told, and the process ends with a non-zero code, for a supervisor to start it anew.
+The port answers (503, loading) before the model is loaded. The first SIGTERM or SIGINT stops new requests at once and
+lets running ones finish within the limit; the second ends everything now. If the engine dies, every waiting client is
+told, and the process ends with a non-zero code, for a supervisor to start it anew.
 """
 
 from __future__ import annotations
@@ -17,59 +17,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from noria.config import EngineOptions, ServerOptions
-from noria.engine.process import BuildEngine
+from noria.config import ServerOptions
+from noria.engine.launch import EngineProcess
 from noria.engine.process_client import ProcessClient
 from noria.engine.streams import AsyncEngine
-from noria.errors import EngineError, NoriaError, OptionError
+from noria.errors import EngineError, NoriaError
 from noria.observe.stats import EngineStats
 from noria.server.app import create_app
+from noria.server.start import EXIT_FAILED, EXIT_FORCED, EXIT_OK, Served
 from noria.server.state import Phase, ServerState
-from noria.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EXIT_OK, EXIT_FAILED, EXIT_FORCED = 0, 1, 130
 
-SEND_BUFFER_BYTES = 128 * 1024
-"""What the kernel may hold for one client; beyond it a slow reader is noticed and does not cost memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What is to be served: how to build the engine, and what the front needs of the model."""
-
-    name: str
-    build: BuildEngine
-    load_tokenizer: Callable[[], Tokenizer]
-
-
-def open_served(model: str | None, engine: EngineOptions) -> Served:
-    """The model to serve, fetched if it must be. Raises `ModelError`."""
-    from noria.assembly import build_core
-    from noria.files.sources import open_model
-    from noria.text.tokenizer import load_tokenizer
-
-    files = open_model(model, report=logger.info)
-    return Served(files.name, partial(build_core, str(files.path), engine), partial(load_tokenizer, files.tokenizer))
-
-
-def serve(open_model: Callable[[], Served], options: ServerOptions) -> int:
-    """Serves until told to stop; returns the exit code. Raises `OptionError` if the address cannot be bound."""
+def run_server(started: Future[tuple[Served, EngineProcess]], options: ServerOptions, listener: socket.socket) -> int:
+    """Serves what `started` comes to hold, on a bound socket, until told to stop; returns the exit code."""
     if options.access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-    listener = _bind(options.host, options.port)
-    with contextlib.closing(listener), asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        return runner.run(_Server(open_model, options, listener).run())
+    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        return runner.run(_Server(started, options, listener).run())
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
@@ -78,22 +53,6 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
     except ModuleNotFoundError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # accepted sockets inherit it
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise OptionError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
-        ) from error
-    return listener
 
 
 def _say(line: str) -> None:
@@ -144,8 +103,10 @@ class _UvicornServer(uvicorn.Server):
 
 
 class _Server:
-    def __init__(self, open_model: Callable[[], Served], options: ServerOptions, listener: socket.socket) -> None:
-        self._open_model = open_model
+    def __init__(
+        self, started: Future[tuple[Served, EngineProcess]], options: ServerOptions, listener: socket.socket
+    ) -> None:
+        self._started = started
         self._options = options
         self._listener = listener
         self._state = ServerState(options)
@@ -186,9 +147,9 @@ class _Server:
     async def _start(self) -> None:
         started_s = time.monotonic()
         try:
-            served = await _in_thread(self._open_model)
+            served, process = await asyncio.wrap_future(self._started)
             self._state.names = self._options.served_model_name or (served.name,)
-            self._client = await _in_thread(partial(ProcessClient, served.build))
+            self._client = ProcessClient(process)
             logger.info("engine process %d is loading %s", self._client.process.pid, served.name)
             self._state.tokenizer, config = await asyncio.gather(
                 _in_thread(served.load_tokenizer),

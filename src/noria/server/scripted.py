@@ -18,7 +18,7 @@ from noria.config import ServerOptions
 from noria.fakes.engine import build_scripted_engine
 from noria.fakes.tokenizer import ByteTokenizer
 from noria.logs import log_to_stderr
-from noria.server.run import Served, serve
+from noria.server.start import Served, serve
 
 
 def open_scripted(engine: dict[str, Any]) -> Served:

@@ -1,0 +1,62 @@
+"""From the command to the engine's process: nothing heavy before it, and nothing left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from noria.errors import ModelError
+from noria.server.scripted import open_scripted
+from noria.server.start import Launch, Served
+
+
+def test_the_engine_starts_before_anything_heavy_is_imported() -> None:
+    program = (
+        "import sys, noria.cli, noria.server.start\n"
+        "print({'numpy', 'zmq', 'starlette', 'uvicorn', 'tokenizers', 'jinja2', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_closing_ends_the_process_and_removes_its_sockets() -> None:
+    launch = Launch(partial(open_scripted, {}))
+    served, engine = launch.started.result(timeout=60)
+    assert served.name == "scripted"
+    assert engine.process.is_alive()
+    directory = Path(engine.address.removeprefix("ipc://")).parent
+    assert directory.is_dir()
+    launch.close()
+    assert not engine.process.is_alive()
+    assert not directory.exists()
+    launch.close()
+
+
+def test_what_goes_wrong_is_told() -> None:
+    def find() -> Served:
+        raise ModelError("no such model")
+
+    with pytest.raises(ModelError, match="no such model"):
+        Launch(find).started.result(timeout=60)
+
+
+def test_a_model_that_is_found_too_late_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noria.server.start.EngineProcess", lambda build: pytest.fail("it started"))
+    go, found = threading.Event(), threading.Event()
+
+    def find() -> Served:
+        go.wait()
+        found.set()
+        return open_scripted({})
+
+    launch = Launch(find)
+    launch.close()
+    go.set()
+    assert found.wait(60)
+    with pytest.raises(TimeoutError):
+        launch.started.result(timeout=0.2)
