@@ -27,7 +27,7 @@ from noria.ops.native import why_unavailable
 from noria.runner.executor import Executor, Float32Array, ForwardBatch
 
 needs_native = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
-SMALL = Matrix(num_sequences=8, num_new_tokens=4, longest_prompt=70, budgets=(16, 100))
+SMALL = Matrix(num_sequences=8, num_new_tokens=6, longest_prompt=70, budgets=(16, 100))
 Fault = Callable[[ForwardBatch, Float32Array], Float32Array]
 
 
@@ -64,7 +64,7 @@ def nudged(logits: Float32Array) -> Float32Array:
 def test_the_native_executor_gives_the_same_bits(model: str, dtype: str) -> None:
     result = measure_determinism(model, SMALL, dtype=dtype)
     assert (result["cases"], result["different"], result["different_by_case"]) == (48, 0, {})
-    assert result["compared"] > 47 * 8 * 4
+    assert result["compared"] > 47 * 8 * 6
 
 
 @needs_native
@@ -78,7 +78,7 @@ def test_the_native_executor_gives_the_same_bits(model: str, dtype: str) -> None
     ids=["many rows", "neighbours", "block ids"],
 )
 def test_one_bit_that_depends_on_surroundings_is_seen(model: str, fault: Fault, words: str) -> None:
-    matrix = Matrix(num_sequences=8, num_new_tokens=4, longest_prompt=70, budgets=(16, 100), threads=(1,))
+    matrix = Matrix(num_sequences=8, num_new_tokens=6, longest_prompt=70, budgets=(16, 100), threads=(1,))
     result = measure_determinism(model, matrix, dtype="float32", make_executor=with_fault(fault))
     assert result["different"] > 0
     assert any(words in case for case in result["different_by_case"])
@@ -111,7 +111,7 @@ def test_a_matrix_that_is_too_small_is_refused(name: str) -> None:
 def test_the_command_fails_where_something_differs(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["bench", "determinism", model, "--sequences", "5", "--new-tokens", "2", "--longest-prompt", "60"]
+    arguments = ["bench", "determinism", model, "--sequences", "8", "--new-tokens", "16", "--longest-prompt", "60"]
     assert run([*arguments, "--threads", "1", "--dtype", "float32"]) == 0
     assert json.loads(capsys.readouterr().out)["different"] == 0
     make = with_fault(lambda batch, logits: nudged(logits) if len(batch.context_len) > 1 else logits)

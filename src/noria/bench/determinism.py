@@ -104,8 +104,9 @@ class Case:
             "max_num_batched_tokens": self.budget,
             "enable_prefix_caching": self.warm,
             # So few that they must be taken from each other, or enough for everybody, cached prompts included.
-            "num_kv_blocks": longest + 4 if self.preempted else (longest + 1) * (matrix.num_sequences + 1),
+            "num_kv_blocks": longest + 1 if self.preempted else (longest + 1) * (matrix.num_sequences + 1),
             "adaptive_watermark": not self.preempted,
+            "reserve_full_sequence": not self.preempted,
             "threads": self.threads,
         }
         return EngineOptions.from_names(names)

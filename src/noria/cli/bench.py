@@ -88,17 +88,20 @@ def serve(
     """Send a workload to a running server (any OpenAI-compatible one), streamed. Prints one JSON line."""
     from noria.bench.machine import MachineWatch
     from noria.bench.serve import Load, run_load
+    from noria.bench.server_times import read_server_times, summarise_server_times
     from noria.bench.timeline import summarise_timelines
     from noria.bench.workload import read_workload
 
     requests = read_workload(workload)
     load = Load(url=full_url(url), model=model, rate_scale=rate_scale)
     machine = MachineWatch()
+    before = read_server_times(load.url)
     with ProgressBar(len(requests), show=None) as bar:
         timelines, wall_s = run_load(
             load, requests, lambda num_chunks, num_ended: bar.add(num_tokens=num_chunks, num_sequences=num_ended)
         )
-    print_result(summarise_timelines(timelines, wall_s, label), machine)
+    server = summarise_server_times(before, read_server_times(load.url), wall_s)
+    print_result(summarise_timelines(timelines, wall_s, label) | server, machine)
 
 
 @bench.command
