@@ -16,8 +16,8 @@ import msgspec
 
 from noria.ops.native import num_cores, why_unavailable
 
-LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES = 2**27, 2**30
-"""What is read to measure the memory: four times the last cache, within these."""
+LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES = 2**28, 2**30
+"""What is read to measure the memory: eight times the last cache, within these. A cache may keep its share of it."""
 
 
 class MachineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ def measure_machine(threads: int) -> MachineState:
 
 def _buffer_bytes() -> int:
     cache_bytes = os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names else 0
-    return min(max(4 * cache_bytes, LEAST_BUFFER_BYTES), MOST_BUFFER_BYTES)
+    return min(max(8 * cache_bytes, LEAST_BUFFER_BYTES), MOST_BUFFER_BYTES)
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
