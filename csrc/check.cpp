@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "executor.h"
+#include "machine.h"
 
 using namespace noria;
 
@@ -417,6 +418,15 @@ void check_interleaved_heads() {
   for (int row = 0; row < 8; ++row) expect(rows.place_in_file(row) == expected[row], "interleaved heads");
 }
 
+// Small, and so no measurement: that it runs, ends and gives a number is what is looked at here.
+void check_machine() {
+  expect(read_bandwidth(2, size_t(1) << 20) > 0, "a bandwidth");
+  expect(round_trip_seconds() >= 0, "a round trip");
+  expect(kernel_flops(2, float_kernel()) > 0 && register_flops<float>(2) > 0, "operations in float32");
+  expect(kernel_flops(2, bf16_kernel(Isa::kAvx512)) > 0 && register_flops<bf16>(2) > 0, "operations in bfloat16");
+  if (cpu_has_amx_bf16()) expect(kernel_flops(2, bf16_kernel(Isa::kAmx)) > 0, "operations on tiles");
+}
+
 }  // namespace
 
 int main() {
@@ -433,6 +443,7 @@ int main() {
     if (cpu_has_amx_bf16()) check_shape<bf16>(shape, bf16_kernel(Isa::kAmx), 0.4);
   }
   for (int vocabulary : {1, 15, 16, 100, 1025, 5003}) check_sampling(60, vocabulary);
+  check_machine();
   std::printf(num_failures ? "%d checks failed\n" : "all checks passed\n", num_failures);
   return num_failures ? 1 : 0;
 }

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "executor.h"
+#include "machine.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -176,6 +177,45 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
       .def_ro("seconds", &E::seconds);
 }
 
+// Measurements take a while and need no Python.
+template <typename Measure>
+double measured(Measure measure) {
+  nb::gil_scoped_release released;
+  return measure();
+}
+
+void bind_machine(nb::module_& m) {
+  const auto threads_at_least_one = [](int threads) { check(threads >= 1, "threads must be at least 1"); };
+  m.def("read_bandwidth", [=](int threads, size_t num_bytes) {
+          threads_at_least_one(threads);
+          return measured([=] { return read_bandwidth(threads, num_bytes); });
+        },
+        "threads"_a, "num_bytes"_a);
+  m.def("round_trip_seconds", [] { return measured(round_trip_seconds); });
+  m.def("bfloat16_kernel_flops", [=](int threads) {
+          threads_at_least_one(threads);
+          return measured([=] {
+            return kernel_flops(threads, bf16_kernel(cpu_has_amx_bf16() ? Isa::kAmx : Isa::kAvx512));
+          });
+        },
+        "threads"_a);
+  m.def("float32_kernel_flops", [=](int threads) {
+          threads_at_least_one(threads);
+          return measured([=] { return kernel_flops(threads, float_kernel()); });
+        },
+        "threads"_a);
+  m.def("bfloat16_register_flops", [=](int threads) {
+          threads_at_least_one(threads);
+          return measured([=] { return register_flops<bf16>(threads); });
+        },
+        "threads"_a);
+  m.def("float32_register_flops", [=](int threads) {
+          threads_at_least_one(threads);
+          return measured([=] { return register_flops<float>(threads); });
+        },
+        "threads"_a);
+}
+
 }  // namespace
 }  // namespace noria
 
@@ -185,6 +225,7 @@ NB_MODULE(_native, m) {
   m.def("has_amx_bf16", &cpu_has_amx_bf16);
   m.def("encodings", &encoding_names);
   m.def("decode", &decode, "rows"_a, "encoding"_a);
+  bind_machine(m);
   bind<bf16>(m, "ExecutorBF16", [](bool use_amx) { return bf16_kernel(use_amx ? Isa::kAmx : Isa::kAvx512); });
   bind<float>(m, "ExecutorF32", [](bool) { return float_kernel(); });
 }

@@ -46,13 +46,21 @@ class Assembled:
         return self.core.scheduler.config
 
 
-def build_engine(model: str | os.PathLike[str] | None, options: EngineOptions) -> Assembled:
-    """Opens the model (None: the default one), loads it and sizes its memory. Raises OptionError and ModelError."""
+def build_engine(
+    model: str | os.PathLike[str] | None,
+    options: EngineOptions,
+    *,
+    wrap: Callable[[Executor], Executor] = lambda executor: executor,
+) -> Assembled:
+    """Opens the model (None: the default one), loads it and sizes its memory. Raises OptionError and ModelError.
+
+    `wrap` may put something around the executor that watches it.
+    """
     started_s = time.monotonic()
     find_policy(options.scheduling_policy)  # a mistake should be told before a model is loaded
     files = open_model(model, report=logger.info)
     tokenizer = load_tokenizer(files.tokenizer)
-    executor = create_executor(files, options, report=_now_and_then(logger.info))
+    executor = wrap(create_executor(files, options, report=_now_and_then(logger.info)))
     assembled = join(files, tokenizer, executor, options)
     took_s = time.monotonic() - started_s
     logger.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)

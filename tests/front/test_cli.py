@@ -24,7 +24,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Commands get the alphabet instead of a model; returns what they asked for."""
     asked: list[Any] = []
 
-    def build(model: str | None, options: Any) -> Any:
+    def build(model: str | None, options: Any, **wrap: Any) -> Any:
         asked.append((model, options))
         return alphabet()
 
@@ -131,6 +131,8 @@ def test_bench_prints_one_json_line_last(capsys: pytest.CaptureFixture[str], tmp
     result = json.loads(capsys.readouterr().out)
     assert (result["label"], result["ok"], result["failed"], result["short"]) == ("here", 2, 0, 0)
     assert (result["prompt_tokens"], result["gen_tokens"], result["model"]) == (3, 5, "alphabet")
+    assert result["floor_s"] is None  # of a program that is not known
+    assert {"cpu", "cores", "threads", "before", "after"} == set(result["machine"])
     assert engine[0][1].seed == 5
 
 
@@ -154,7 +156,7 @@ sys.path.append({str(Path(__file__).parents[1])!r})
 import noria.assembly
 from noria.cli import main
 from support.fakes import alphabet
-noria.assembly.build_engine = lambda model, options: alphabet()
+noria.assembly.build_engine = lambda model, options, **wrap: alphabet()
 time.sleep(0.3)
 main({arguments!r})
 """

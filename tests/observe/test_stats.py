@@ -97,7 +97,7 @@ def test_the_page_is_what_a_scraper_reads():
     world = World()
     world.add("a", 10, max_tokens=3)
     stats = run_with_stats(world)
-    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m").decode())}
+    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", {"front": 1.5}).decode())}
     [generated] = families["noria:generation_tokens"].samples
     assert (generated.name, generated.value) == ("noria:generation_tokens_total", 3)
     assert generated.labels == {"model_name": "m", "engine": "0"}
@@ -106,6 +106,11 @@ def test_the_page_is_what_a_scraper_reads():
     assert buckets == sorted(buckets)
     assert buckets[-1] == 1
     assert {s.labels["finished_reason"]: s.value for s in families["noria:request_success"].samples}["length"] == 1
+    [steps] = families["noria:engine_step_seconds"].samples
+    computing = [record for record in world.scheduler.records if not record.plan.is_empty]
+    assert steps.value == pytest.approx(sum(record.duration_s for record in computing))
+    [cpu] = families["noria:process_cpu_seconds"].samples
+    assert (cpu.labels["process"], cpu.value) == ("front", 1.5)
 
 
 def test_a_step_that_failed_computed_nothing():
@@ -147,7 +152,7 @@ def test_the_pages_gauges_are_those_of_the_last_step():
     world.step()
     stats = EngineStats(16)
     stats.add(world.scheduler.records[-1])
-    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m").decode())}
+    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", {"front": 1.5}).decode())}
 
     def values(name, label):
         return {s.labels[label]: s.value for s in families[f"noria:{name}"].samples if s.value}

@@ -7,17 +7,16 @@ much processor time the front and the engine process took: per streamed token, a
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from noria.bench.serve import Load, run_load
 from noria.bench.workload import WorkloadRequest
 from noria.errors import NoriaError
+from noria.observe.cpu import process_cpu_s
 
 
 def measure_front(*, num_streams: int, num_tokens: int, step_s: float, idle_s: float) -> dict[str, Any]:
@@ -70,8 +69,7 @@ def _wait_for_start(server: subprocess.Popen[str]) -> tuple[str, int]:
 
 def _cpu_s(pid: int) -> float:
     """Processor time of a process so far, in user and kernel mode."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError as error:
-        raise NoriaError("processor times are read from /proc, which this system does not have") from error
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    seconds = process_cpu_s(pid)
+    if seconds is None:
+        raise NoriaError("processor times are read from /proc, which this system does not have")
+    return seconds

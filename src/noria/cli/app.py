@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from cyclopts import App
 
 from noria import __version__
+from noria.cli.bench_compare import compare
 from noria.cli.bench_core import bench
+from noria.cli.bench_executor import determinism, kernels, latency
 from noria.cli.chat import chat
 from noria.cli.generate import generate
 from noria.cli.options import UsageError, takes_options
@@ -30,6 +32,8 @@ app = App(
 app.command(takes_options(generate), name="generate")
 app.command(takes_options(chat), name="chat")
 app.command(takes_options(serve), name="serve")
+for command in (latency, kernels, determinism, compare):
+    bench.command(takes_options(command), name=command.__name__)
 app.command(bench, name="bench")
 
 

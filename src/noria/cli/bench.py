@@ -1,14 +1,16 @@
-"""`noria bench`: measurements. Progress goes to stderr, the result is one JSON line, last on stdout."""
+"""`noria bench`: measurements. Progress goes to stderr, the result is one JSON line, last on stdout.
+
+Each result has the machine's state beside it, measured before and after; see `noria.bench.machine`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from cyclopts import App, Parameter
 
-from noria.cli.common import LogLevel, ModelArgument
+from noria.cli.common import Label, LogLevel, ModelArgument, print_result
 from noria.cli.options import takes_options
 from noria.config import EngineOptions
 from noria.logs import log_to_stderr
@@ -28,20 +30,31 @@ def throughput(
         Parameter(help="Submit each request at its arrival_s, not all at once.", negative=(), show_default=False),
     ] = False,
     warm_up: Annotated[bool, Parameter(help="Run a few random prompts first.", negative="--no-warm-up")] = True,
-    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+    breakdown: Annotated[
+        bool, Parameter(help="Report seconds by kind of operation (native executor).", negative=(), show_default=False)
+    ] = False,
+    peak_tflops: Annotated[
+        float | None, Parameter(help="TFLOP/s that the floor is computed with. Default: the best that is measured.")
+    ] = None,
+    label: Label = "noria",
     log_level: LogLevel = "info",
     engine: EngineOptions,
 ) -> None:
     """Run a workload in this process: greedy, end of sequence ignored. Prints one JSON line."""
     from noria.assembly import build_engine
     from noria.bench import throughput as measure
+    from noria.bench.machine import MachineWatch
+    from noria.bench.watched import StepLog
     from noria.bench.workload import read_workload
 
     log_to_stderr(log_level)
     requests = read_workload(workload)
-    assembled = build_engine(model, engine)
+    steps = StepLog(times_operations=breakdown)
+    assembled = build_engine(model, engine, wrap=steps.wrap)
     if warm_up:
         measure.warm_up(assembled)
+    machine = MachineWatch(engine.threads)
+    steps.steps.clear()
     with ProgressBar(len(requests), show=None) as bar:
         run = measure.run_workload(
             assembled,
@@ -49,7 +62,8 @@ def throughput(
             honour_arrivals=honour_arrivals,
             on_progress=lambda num_tokens, num_ended: bar.add(num_tokens=num_tokens, num_sequences=num_ended),
         )
-    result = measure.summarise(run, label)
+    machine.finish()
+    result = measure.summarise(run, label) | steps.summary(run.wall_s, machine, peak_tflops)
     result |= {
         "model": assembled.files.name,
         "dtype": engine.dtype,
@@ -59,7 +73,7 @@ def throughput(
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "num_kv_blocks": assembled.scheduler_config.num_blocks,
     }
-    print(msgspec.json.encode(result).decode(), flush=True)
+    print_result(result, machine)
 
 
 @bench.command
@@ -69,20 +83,25 @@ def serve(
     workload: Annotated[Path, Parameter(help='JSON lines of {"arrival_s", "prompt": text or ids, "max_tokens"}.')],
     model: Annotated[str | None, Parameter(help="The model's name there. Default: the first it lists.")] = None,
     rate_scale: Annotated[float, Parameter(help="Stretches arrivals: 2 halves the rate.")] = 1.0,
-    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+    label: Label = "noria",
 ) -> None:
     """Send a workload to a running server (any OpenAI-compatible one), streamed. Prints one JSON line."""
+    from noria.bench.machine import MachineWatch
     from noria.bench.serve import Load, run_load
+    from noria.bench.server_times import read_server_times, summarise_server_times
     from noria.bench.timeline import summarise_timelines
     from noria.bench.workload import read_workload
 
     requests = read_workload(workload)
-    load = Load(url=_full_url(url), model=model, rate_scale=rate_scale)
+    load = Load(url=full_url(url), model=model, rate_scale=rate_scale)
+    machine = MachineWatch()
+    before = read_server_times(load.url)
     with ProgressBar(len(requests), show=None) as bar:
         timelines, wall_s = run_load(
             load, requests, lambda num_chunks, num_ended: bar.add(num_tokens=num_chunks, num_sequences=num_ended)
         )
-    print(msgspec.json.encode(summarise_timelines(timelines, wall_s, label)).decode(), flush=True)
+    server = summarise_server_times(before, read_server_times(load.url), wall_s)
+    print_result(summarise_timelines(timelines, wall_s, label) | server, machine)
 
 
 @bench.command
@@ -110,15 +129,16 @@ def overload(
     priority: Annotated[bool, Parameter(help="Say priorities: -10 for urgent requests, 0 for others.")] = False,
     seed: Annotated[int, Parameter(help="What is sent depends on it.")] = 0,
     model: Annotated[str | None, Parameter(help="The model's name there. Default: the first it lists.")] = None,
-    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+    label: Label = "noria",
     log_level: LogLevel = "info",
 ) -> None:
     """Overload a running server (any OpenAI-compatible one) and see whether it lives. Prints one JSON line."""
+    from noria.bench.machine import MachineWatch
     from noria.bench.overload import Overload, run_overload
 
     log_to_stderr(log_level)
     load = Overload(
-        url=_full_url(url),
+        url=full_url(url),
         model=model,
         pool_tokens=pool_tokens,
         working_set=working_set,
@@ -135,10 +155,12 @@ def overload(
         priority=priority,
         seed=seed,
     )
-    print(msgspec.json.encode({"label": label} | run_overload(load)).decode(), flush=True)
+    machine = MachineWatch()
+    print_result({"label": label} | run_overload(load), machine)
 
 
-def _full_url(url: str) -> str:
+def full_url(url: str) -> str:
+    """With a scheme and without a slash at the end."""
     return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
@@ -147,13 +169,14 @@ def startup(
     model: ModelArgument = None,
     *,
     runs: Annotated[int, Parameter(help="How many times.")] = 10,
-    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+    label: Label = "noria",
 ) -> None:
     """Measure the time from `noria serve` to the first streamed token. Prints one JSON line."""
+    from noria.bench.machine import MachineWatch
     from noria.bench.startup import measure_startup
 
-    result = {"label": label} | measure_startup([] if model is None else [model], num_runs=runs)
-    print(msgspec.json.encode(result).decode(), flush=True)
+    machine = MachineWatch()
+    print_result({"label": label} | measure_startup([] if model is None else [model], num_runs=runs), machine)
 
 
 @bench.command
@@ -163,10 +186,12 @@ def front(
     tokens: Annotated[int, Parameter(help="Tokens of each stream.")] = 500,
     step_s: Annotated[float, Parameter(help="How long a step of the scripted engine takes.")] = 0.02,
     idle_s: Annotated[float, Parameter(help="How long to watch the idle server afterwards.")] = 10.0,
-    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+    label: Label = "noria",
 ) -> None:
     """Measure what HTTP and text cost without a model, and what an idle server costs. Prints one JSON line."""
     from noria.bench.front import measure_front
+    from noria.bench.machine import MachineWatch
 
+    machine = MachineWatch()
     result = {"label": label} | measure_front(num_streams=streams, num_tokens=tokens, step_s=step_s, idle_s=idle_s)
-    print(msgspec.json.encode(result).decode(), flush=True)
+    print_result(result, machine)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from noria.cli.bench import bench
+from noria.cli.common import Label, print_result
 
 __all__ = ["bench"]
 
@@ -18,13 +18,14 @@ def scheduler(
     *,
     policy: Annotated[str, Parameter(help="The scheduling policy.")] = "fcfs",
     rounds: Annotated[int, Parameter(help="Medians are taken over so many.")] = 9,
-    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+    label: Label = "noria",
 ) -> None:
     """Measure what planning a step costs per running request, and adding a request. Prints one JSON line."""
+    from noria.bench.machine import MachineWatch
     from noria.bench.scheduler import measure_scheduler
 
-    result = {"label": label} | measure_scheduler(policy=policy, num_rounds=rounds)
-    print(msgspec.json.encode(result).decode(), flush=True)
+    machine = MachineWatch()
+    print_result({"label": label} | measure_scheduler(policy=policy, num_rounds=rounds), machine)
 
 
 @bench.command
@@ -38,12 +39,14 @@ def kv(
     block_size: Annotated[
         tuple[int, ...], Parameter(help="Tokens in one KV block; repeatable.", consume_multiple=True, negative=())
     ] = (8, 16, 32, 64, 128),
-    label: Annotated[str, Parameter(help="A name for the result.")] = "noria",
+    label: Label = "noria",
 ) -> None:
     """Serve a trace without a model and measure how much of the held KV memory is empty. Prints one JSON line."""
     from noria.bench.kv import measure_kv
+    from noria.bench.machine import MachineWatch
     from noria.bench.traces import read_trace
 
     found = read_trace(trace, requests, scale)
+    machine = MachineWatch()
     result = measure_kv(found, block_sizes=block_size, max_num_seqs=max_num_seqs, pool_share=pool_share)
-    print(msgspec.json.encode({"label": label, "trace": trace.name} | result).decode(), flush=True)
+    print_result({"label": label, "trace": trace.name} | result, machine)

@@ -1,10 +1,15 @@
-"""What the subcommands share: the model argument, the log, and reading prompts."""
+"""What the subcommands share: the model argument, the log, and how a benchmark's result is printed."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
+import msgspec
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from noria.bench.machine import MachineWatch
 
 ModelArgument: TypeAlias = Annotated[
     str | None,
@@ -16,3 +21,9 @@ LogLevel: TypeAlias = Annotated[
     Literal["debug", "info", "warning", "error"],
     Parameter(help="How much the log on stderr says.", env_var="NORIA_LOG_LEVEL"),
 ]
+Label: TypeAlias = Annotated[str, Parameter(help="A name for the result.")]
+
+
+def print_result(result: Mapping[str, object], machine: MachineWatch) -> None:
+    """One JSON line: the result, and the machine's state before and after (now)."""
+    print(msgspec.json.encode({**result, "machine": machine.report()}).decode(), flush=True)

@@ -20,9 +20,10 @@ LABELS = ("model_name", "engine")
 class StatsCollector(Collector):
     """Reads the stats when it is asked; nothing is counted here."""
 
-    def __init__(self, stats: EngineStats, model_name: str) -> None:
+    def __init__(self, stats: EngineStats, model_name: str, cpu_s: Mapping[str, float]) -> None:
         self._stats = stats
         self._labels = (model_name, "0")
+        self._cpu_s = cpu_s
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
@@ -44,6 +45,10 @@ class StatsCollector(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.", stats.kv_usage)
         yield self._counter("num_requests_arrived", "Requests accepted by the engine.", stats.num_arrived)
         yield self._counter("num_steps", "Engine steps.", stats.num_steps)
+        yield self._counter("engine_step_seconds", "Time in steps that computed something.", stats.step_s)
+        yield self._counters(
+            "process_cpu_seconds", "Processor time of front and engine process.", "process", self._cpu_s
+        )
         yield self._counter("num_preemptions", "Times a request gave its blocks back.", stats.num_preemptions)
         yield self._counter("preempted_tokens", "Computed tokens that they gave up with them.", stats.num_tokens_lost)
         yield self._counters(
@@ -84,10 +89,10 @@ class StatsCollector(Collector):
     def _gauges(self, name: str, text: str, label: str, values: Mapping[Any, int]) -> Metric:
         return self._labelled(GaugeMetricFamily(PREFIX + name, text, labels=(*LABELS, label)), values)
 
-    def _counters(self, name: str, text: str, label: str, values: Mapping[Any, int]) -> Metric:
+    def _counters(self, name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
         return self._labelled(CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, label)), values)
 
-    def _labelled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, int]) -> Metric:
+    def _labelled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, float]) -> Metric:
         for value, count in values.items():
             family.add_metric((*self._labels, value), count)
         return family
@@ -103,8 +108,8 @@ class StatsCollector(Collector):
         return family
 
 
-def metrics_page(stats: EngineStats, model_name: str) -> bytes:
-    """The exposition text of all metrics now."""
+def metrics_page(stats: EngineStats, model_name: str, cpu_s: Mapping[str, float]) -> bytes:
+    """The exposition text of all metrics now. `cpu_s`: processor seconds by process, of those that are known."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StatsCollector(stats, model_name))
+    registry.register(StatsCollector(stats, model_name, cpu_s))
     return generate_latest(registry)

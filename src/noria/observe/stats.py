@@ -69,6 +69,8 @@ class EngineStats:
     """Which limit those wait for that wait; they add up to `num_waiting`."""
     kv: KVUsage = field(init=False)
     num_steps: int = 0
+    step_s: float = 0.0
+    """Time in steps that had tokens to compute, from planning to update."""
     num_arrived: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -124,6 +126,7 @@ class EngineStats:
         if record.error is None and not plan.is_empty:
             self.num_computed_tokens += plan.num_tokens
             self.step_tokens.observe(plan.num_tokens)
+            self.step_s += record.duration_s
         for admitted in plan.admitted:
             request = self._requests.get(admitted.request_id)
             if request is None or request.was_admitted:

@@ -67,10 +67,11 @@ class NativeExecutor:
         shapes = plan.shapes | {name: value.shape for name, value in constants.items()}
         self.config: ModelConfig = model.config
         self.program = lower(record(architecture.forward, partial(architecture.bind, model.config), shapes, _NO_BATCH))
-        self._itemsize = 4 if dtype == "float32" else 2
+        self.itemsize = 4 if dtype == "float32" else 2
+        """Bytes of one number of the weights, of KV, and of what products read."""
         make = native.ExecutorF32 if dtype == "float32" else native.ExecutorBF16
         self._native: ExecutorBF16 | ExecutorF32 = make(
-            threads or _num_cores(), native.has_amx_bf16() if use_amx is None else use_amx
+            threads or num_cores(), native.has_amx_bf16() if use_amx is None else use_amx
         )
         parameters = {parameter.name: parameter for parameter in plan.parameters}
         _Builder(self._native, model, parameters, constants, report).build(self.program)
@@ -90,7 +91,7 @@ class NativeExecutor:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self._num_layers * self._spec.kv_size * self._itemsize
+        return 2 * self._num_layers * self._spec.kv_size * self.itemsize
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         if (why_not := why_unavailable(block_size)) is not None:
@@ -113,12 +114,16 @@ class NativeExecutor:
         logits: Float32Array = self._native.forward(*(np.ascontiguousarray(a, dtype=np.int32) for a in arrays))
         return logits
 
+    def forward_timed(self, batch: ForwardBatch) -> tuple[Float32Array, list[tuple[Operation, float]]]:
+        """What `forward` returns, and how many seconds each operation took."""
+        self._native.timed = True
+        logits = self.forward(batch)
+        self._native.timed = False
+        return logits, list(zip(self.program.operations, self._native.seconds, strict=True))
+
     def time_operations(self, batch: ForwardBatch) -> list[tuple[Operation, float]]:
         """Runs a batch and says how many seconds each operation took."""
-        self._native.timed = True
-        self.forward(batch)
-        self._native.timed = False
-        return list(zip(self.program.operations, self._native.seconds, strict=True))
+        return self.forward_timed(batch)[1]
 
 
 class _Builder:
@@ -253,7 +258,7 @@ def why_unavailable(block_size: int = KV_GROUP) -> str | None:
     return None
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """Cores this process may use; not every system can say which those are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

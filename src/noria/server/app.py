@@ -39,7 +39,7 @@ def create_app(state: ServerState) -> Starlette:
 
     async def metrics(request: Request) -> Response:
         # What there is to count begins with the engine; while it loads the page is empty, not an error.
-        page = metrics_page(state.stats, state.names[0]) if state.stats is not None else b""
+        page = metrics_page(state.stats, state.names[0], state.cpu_s()) if state.stats is not None else b""
         return Response(page, headers={"Content-Type": CONTENT_TYPE})
 
     async def version(request: Request) -> Response:

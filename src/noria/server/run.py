@@ -156,6 +156,7 @@ class _Server:
                 _in_thread(partial(self._client.wait_ready, logger.info)),
             )
             self._state.config, self._state.stats = config, EngineStats(config.num_blocks)
+            self._state.engine_pid = self._client.process.pid
             self._client.on_record = self._state.stats.add
             self._state.engine = AsyncEngine(self._client, on_death=self._on_engine_death)
         except NoriaError as error:

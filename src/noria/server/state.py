@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from noria.config import SchedulerConfig, ServerOptions
 from noria.engine.streams import AsyncEngine
+from noria.observe.cpu import process_cpu_s
 from noria.observe.stats import EngineStats
 from noria.server.errors import ApiError, unavailable
 from noria.text.tokenizer import Tokenizer
@@ -31,11 +33,18 @@ class ServerState:
     tokenizer: Tokenizer | None = None
     config: SchedulerConfig | None = None
     stats: EngineStats | None = None
+    engine_pid: int | None = None
     started_s: float = field(default_factory=time.time)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return self.config.eos_token_ids if self.config is not None else ()
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds of the front's process and the engine's, as far as they can be told."""
+        pids = {"front": os.getpid(), "engine": self.engine_pid}
+        found = {name: process_cpu_s(pid) for name, pid in pids.items() if pid is not None}
+        return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     def trouble(self) -> str | None:
         """Why the server is not healthy, or None."""
