@@ -44,6 +44,12 @@ class StatsCollector(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.", stats.kv_usage)
         yield self._counter("num_requests_arrived", "Requests accepted by the engine.", stats.num_arrived)
         yield self._counter("num_steps", "Engine steps.", stats.num_steps)
+        yield self._counters(
+            "engine_seconds",
+            "Time of engine steps that ran something: planning them, executing them, and between two of them.",
+            "phase",
+            stats.phase_s,
+        )
         yield self._counter("num_preemptions", "Times a request gave its blocks back.", stats.num_preemptions)
         yield self._counter("preempted_tokens", "Computed tokens that they gave up with them.", stats.num_tokens_lost)
         yield self._counters(
@@ -84,10 +90,10 @@ class StatsCollector(Collector):
     def _gauges(self, name: str, text: str, label: str, values: Mapping[Any, int]) -> Metric:
         return self._labelled(GaugeMetricFamily(PREFIX + name, text, labels=(*LABELS, label)), values)
 
-    def _counters(self, name: str, text: str, label: str, values: Mapping[Any, int]) -> Metric:
+    def _counters(self, name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
         return self._labelled(CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, label)), values)
 
-    def _labelled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, int]) -> Metric:
+    def _labelled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, float]) -> Metric:
         for value, count in values.items():
             family.add_metric((*self._labels, value), count)
         return family

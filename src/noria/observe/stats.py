@@ -30,6 +30,7 @@ REQUEST_BUCKETS_S = (
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 TOKEN_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
 REFUSAL_CODES = ("queue_full", "draining")
+PHASES = ("schedule", "execute", "between")
 PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
@@ -80,6 +81,9 @@ class EngineStats:
     """Computed tokens whose KV preempted requests gave up."""
     num_refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSAL_CODES, 0))
     """Requests that were refused for now, by the error's code. They are not among those that arrived."""
+    phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Where the engine's time went while it had something to run: planning; the model and the choice of tokens; and
+    from there to the next plan, which is updating, telling the front, and whatever kept the process from running."""
     num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
     ttft_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
@@ -90,6 +94,8 @@ class EngineStats:
     generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BUCKETS))
     preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTION_BUCKETS))
     _requests: dict[str, _Request] = field(default_factory=dict)
+    _busy_since_s: float | None = None
+    """When the last step had been executed, if it ran something and left something to run."""
 
     def __post_init__(self) -> None:
         self.kv = KVUsage(num_held=0, num_cached_idle=0, num_blank=self.num_blocks)
@@ -106,6 +112,7 @@ class EngineStats:
             self._requests[arrival.request_id] = _Request(arrival.arrival_s, arrival.num_prompt_tokens)
         for code, count in record.refusals.items():
             self.num_refused[code] = self.num_refused.get(code, 0) + count
+        self._add_times(record)
         self._add_plan(record)
         for request_id, token_ids in record.result.token_ids.items():
             self._add_tokens(request_id, len(token_ids), record.updated_s)
@@ -115,6 +122,15 @@ class EngineStats:
         self.num_queued_tokens = record.num_queued_tokens
         self.waiting_by_reason = _count_waiting(record)
         self.kv = record.kv
+
+    def _add_times(self, record: StepRecord) -> None:
+        is_busy = not record.plan.is_empty
+        if is_busy:
+            if self._busy_since_s is not None:
+                self.phase_s["between"] += record.planned_s - self._busy_since_s
+            self.phase_s["schedule"] += record.started_s - record.planned_s
+            self.phase_s["execute"] += record.updated_s - record.started_s
+        self._busy_since_s = record.updated_s if is_busy and record.num_running + record.num_waiting > 0 else None
 
     def _add_plan(self, record: StepRecord) -> None:
         plan = record.plan
