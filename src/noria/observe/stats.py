@@ -31,6 +31,7 @@ STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 TOKEN_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
 REFUSAL_CODES = ("queue_full", "draining")
 PHASES = ("schedule", "execute", "between")
+_NOBODY_WAITS = dict.fromkeys(Limit, 0)
 PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
@@ -66,7 +67,7 @@ class EngineStats:
     num_waiting: int = 0
     num_queued_tokens: int = 0
     """Prompt tokens of waiting requests that have never run."""
-    waiting_by_reason: dict[Limit, int] = field(default_factory=lambda: dict.fromkeys(Limit, 0))
+    waiting_by_reason: dict[Limit, int] = field(default_factory=_NOBODY_WAITS.copy)
     """Which limit those wait for that wait; they add up to `num_waiting`."""
     kv: KVUsage = field(init=False)
     num_steps: int = 0
@@ -172,8 +173,10 @@ class EngineStats:
 
 def _count_waiting(record: StepRecord) -> dict[Limit, int]:
     """Requests that the step left waiting, by what they wait for."""
+    if not record.num_waiting:  # nearly always, and this is called for every step
+        return _NOBODY_WAITS.copy()
     plan = record.plan
     counts = Counter(held.limit for held in plan.held if held.request_id not in plan.num_scheduled_tokens)
     if plan.admission_end is not None:
         counts[plan.admission_end.limit] += plan.admission_end.num_behind
-    return dict.fromkeys(Limit, 0) | counts
+    return _NOBODY_WAITS | counts

@@ -29,6 +29,7 @@ from noria.engine.process import BuildEngine
 from noria.engine.process_client import ProcessClient
 from noria.engine.streams import AsyncEngine
 from noria.errors import EngineError, NoriaError, OptionError
+from noria.garbage import settle_garbage_collector
 from noria.observe.stats import EngineStats
 from noria.server.app import create_app
 from noria.server.state import Phase, ServerState
@@ -197,6 +198,7 @@ class _Server:
             self._state.config, self._state.stats = config, EngineStats(config.num_blocks)
             self._client.on_record = self._state.stats.add
             self._state.engine = AsyncEngine(self._client, on_death=self._on_engine_death)
+            settle_garbage_collector()
         except NoriaError as error:
             if not self._num_signals:  # otherwise it ends because we were told to end
                 self._fail(str(error))
