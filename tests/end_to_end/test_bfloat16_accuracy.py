@@ -1,4 +1,7 @@
-"""How far bfloat16 is from float32: ours beside transformers' own, over the same tokens. Measured and printed."""
+"""How far bfloat16 is from float32: ours beside transformers' own, over the same tokens. Measured and printed.
+
+The reference executor over the test prompts and their answers; the native one over thousands of positions of text.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ import numpy.typing as npt
 import pytest
 
 from noria.files.sources import open_model
+from noria.ops.native import NativeExecutor, why_unavailable
 from noria.ops.reference import TorchExecutor
-from noria.runner.executor import ForwardBatch
+from noria.runner.executor import Executor, ForwardBatch
 from support.engines import Judged, judge, llm_factory
 from support.reference import Reference
 
 Logits = npt.NDArray[np.float32]
+
+NUM_POSITIONS, PIECE_TOKENS = 5_120, 512
 
 
 @dataclass
@@ -52,7 +58,7 @@ def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def all_logits(executor: TorchExecutor, tokens: list[int], block_size: int = 16) -> Logits:
+def all_logits(executor: Executor, tokens: list[int], block_size: int = 16) -> Logits:
     """[tokens, vocab_size]: what the model expects after each token, from one forward pass."""
     num_tokens, num_blocks = len(tokens), -(-len(tokens) // block_size)
     executor.allocate_kv(num_blocks, block_size)
@@ -117,3 +123,47 @@ def test_default_model(default_model_path: Path, default_model_hf_directory: Pat
 def test_qwen(qwen_path: Path, qwen_hf_directory: Path) -> None:
     llm = llm_factory(qwen_path, "float32")()
     report(qwen_path, qwen_hf_directory, judge(qwen_hf_directory, llm))
+
+
+def documentation(reference: Reference) -> list[list[int]]:
+    """This project's own documentation, in pieces of `PIECE_TOKENS` tokens: text that no model was tuned on."""
+    root = Path(__file__).parents[2]
+    files = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    tokens = reference.tokenizer("\n".join(file.read_text() for file in files))["input_ids"][:NUM_POSITIONS]
+    assert len(tokens) == NUM_POSITIONS
+    return [tokens[start : start + PIECE_TOKENS] for start in range(0, NUM_POSITIONS, PIECE_TOKENS)]
+
+
+def report_native(path: Path, directory: Path) -> None:
+    """The native executor in bfloat16 is no further from float32 than transformers' bfloat16 is."""
+    exact, peer = Reference(directory), Reference(directory, "bfloat16")
+    files = open_model(path)
+    in_float32, in_bfloat16 = (NativeExecutor(files, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    same, ours, theirs = Distance(), Distance(), Distance()
+    for tokens in documentation(exact):
+        truth = exact.logits(tokens).numpy()
+        same.add(truth, all_logits(in_float32, tokens))
+        ours.add(truth, all_logits(in_bfloat16, tokens))
+        theirs.add(truth, peer.logits(tokens).numpy())
+    print(f"\n{files.name}, {same.num_positions} positions, against transformers in float32:")
+    print(f"  native float32:        {same}")
+    print(f"  native bfloat16:       {ours} ({in_bfloat16.kernel})")
+    print(f"  transformers bfloat16: {theirs}")
+    assert same.num_positions >= 5_000
+    assert same.mean_kl < 1e-6
+    assert ours.mean_kl <= theirs.mean_kl
+
+
+needs_native = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+
+
+@pytest.mark.full
+@needs_native
+def test_native_default_model(default_model_path: Path, default_model_hf_directory: Path) -> None:
+    report_native(default_model_path, default_model_hf_directory)
+
+
+@pytest.mark.full
+@needs_native
+def test_native_qwen(qwen_path: Path, qwen_hf_directory: Path) -> None:
+    report_native(qwen_path, qwen_hf_directory)

@@ -11,6 +11,7 @@ from noria.engine.core import MAX_FAILED_STEPS, EngineCore
 from noria.engine.messages import EngineRequest
 from noria.errors import EngineError, RequestError
 from noria.fakes import ManualClock, ScriptedRunner
+from noria.observe.stats import EngineStats
 from noria.sampling import SamplingParams
 
 
@@ -179,3 +180,52 @@ def test_records_do_not_hold_on_to_prompts():
     core.step()
     [admitted] = core.records[-1].plan.admitted
     assert (admitted.request_id, admitted.num_prompt_tokens, admitted.token_ids) == ("r", 50, ())
+
+
+class TickingClock(ManualClock):
+    """A second passes whenever somebody looks."""
+
+    def __call__(self) -> float:
+        self.advance(1)
+        return self.now_s
+
+
+class SlowRunner(ScriptedRunner):
+    """Takes ten seconds for a step."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(64, 4)
+        self._clock = clock
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._clock.advance(10)
+        return super().execute(plan)
+
+
+def test_where_the_time_goes_is_counted_while_there_is_something_to_run():
+    clock = TickingClock()
+    core = EngineCore(
+        Scheduler(SchedulerConfig(max_model_len=128, num_blocks=64, block_size=4)), SlowRunner(clock), clock=clock
+    )
+    stats = EngineStats(64)
+
+    def step(pause_s: float) -> None:
+        clock.advance(pause_s)
+        core.step()
+        stats.add(core.records[-1])
+
+    for request_id in ("first", "second"):
+        core.add_request(request(request_id))  # three tokens
+        for pause_s in (1000, 5, 5, 5):  # the last step only tells the worker; before the first there was nothing to do
+            step(pause_s)
+    assert stats.phase_s == {"schedule": 6 * 1, "execute": 6 * (10 + 1), "between": 4 * (5 + 1)}
+
+
+def test_a_failed_step_took_its_time_too():
+    clock = TickingClock()
+    runner = FailingRunner(1, RuntimeError("out of smoke"), after=True)
+    core = EngineCore(Scheduler(SchedulerConfig(max_model_len=128, num_blocks=64, block_size=4)), runner, clock=clock)
+    core.add_request(request("r"))
+    core.step()
+    [record] = core.records
+    assert (record.started_s - record.planned_s, record.updated_s - record.started_s) == (1, 1)

@@ -64,6 +64,17 @@ def test_what_it_has_no_operation_for_is_named(tmp_path: Path) -> None:
         lower(Program(program.weights, (*program.ops[:2], strange), program.outputs))
 
 
+def test_a_product_reads_only_what_stands_as_products_read_it(tmp_path: Path) -> None:
+    """Not the residual stream, and not rotated queries."""
+    program = recorded(tmp_path, num_hidden_layers=1)
+    [rotary] = [op for op in program.ops if op.name == "rotary_and_write_kv"]
+    [head] = [op for op in program.ops if op.name == "logits"]
+    for wrong in (program.ops[1].result, rotary.result):
+        linear = Op("logits", (("x", wrong), *head.arguments[1:]), Value("%99", ("tokens", 131)))
+        with pytest.raises(UnsupportedError, match="no operation for %99"):
+            lower(Program(program.weights, (*program.ops[: program.ops.index(rotary) + 1], linear), program.outputs))
+
+
 def test_a_stream_that_is_read_again_cannot_be_added_to_in_place(tmp_path: Path) -> None:
     program = recorded(tmp_path, num_hidden_layers=1)
     [first_add, *_] = [op for op in program.ops if op.name == "add"]

@@ -36,17 +36,17 @@ def read_server_times(url: str) -> ServerTimes | None:
 
 def parse_server_times(page: str) -> ServerTimes | None:
     """From the text of a metrics page."""
-    found: dict[str, float] = {}
+    phases: dict[str, float] = {}
+    processes: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            found[sample.name.removeprefix(PREFIX) + sample.labels.get("process", "")] = sample.value
-    if "engine_step_seconds_total" not in found:
+            if sample.name == f"{PREFIX}engine_seconds_total":
+                phases[sample.labels["phase"]] = sample.value
+            elif sample.name == f"{PREFIX}process_cpu_seconds_total":
+                processes[sample.labels["process"]] = sample.value
+    if not phases:
         return None
-    return ServerTimes(
-        found["engine_step_seconds_total"],
-        found.get("process_cpu_seconds_totalfront"),
-        found.get("process_cpu_seconds_totalengine"),
-    )
+    return ServerTimes(phases["schedule"] + phases["execute"], processes.get("front"), processes.get("engine"))
 
 
 def summarise_server_times(before: ServerTimes | None, after: ServerTimes | None, wall_s: float) -> dict[str, Any]:

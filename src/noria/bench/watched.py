@@ -9,7 +9,7 @@ from typing import Any
 from noria.bench.floor import COSTED, KINDS, StepCosts, StepShape, kind_of
 from noria.bench.machine import MachineWatch
 from noria.ops.native import NativeExecutor
-from noria.runner.executor import Executor, Float32Array, ForwardBatch
+from noria.runner.executor import Executor, Float32Array, ForwardBatch, Sampler
 
 
 class ExecutorWrapper:
@@ -25,6 +25,10 @@ class ExecutorWrapper:
     @property
     def free_device_bytes(self) -> int | None:
         return self.inner.free_device_bytes
+
+    @property
+    def sampler(self) -> Sampler | None:
+        return self.inner.sampler
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         self.inner.allocate_kv(num_blocks, block_size)

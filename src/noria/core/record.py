@@ -43,7 +43,11 @@ class StepRecord(msgspec.Struct, frozen=True):
     arrivals: tuple[Arrival, ...]
     endings: tuple[Ending, ...]
     planned_s: float
+    """When planning began."""
+    started_s: float
+    """When the plan was there, and its execution began."""
     updated_s: float
+    """When it had been executed."""
     num_running: int
     num_waiting: int
     num_queued_tokens: int

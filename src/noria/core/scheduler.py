@@ -229,8 +229,12 @@ class Scheduler:
 
     # --- learning -------------------------------------------------------------------------------------------------
 
-    def update(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestEvent]:
+    def update(
+        self, plan: StepPlan, result: StepResult, now_s: float, *, started_s: float | None = None
+    ) -> list[RequestEvent]:
         """Moves cursors past what was executed, accepts sampled tokens, ends what is done. Leaves a `StepRecord`.
+
+        `started_s` is when the execution began, for the record; without it, when planning did.
 
         Raises `EngineError`, before anything has changed, if the result is not what the plan asked for: a request that
         is owed a token and gets none would wait for ever.
@@ -251,7 +255,7 @@ class Scheduler:
                 self._accept_chunk(chunk, result, now_s)
         self.kv.publish()
         events, self._events = self._events, []
-        self._leave_record(plan, result, now_s)
+        self._leave_record(plan, result, now_s, started_s)
         return events
 
     def _accept_steady(self, result: StepResult, now_s: float) -> None:
@@ -314,7 +318,9 @@ class Scheduler:
         assert stopped is not None
         self._end(request, stopped[0], now_s, token_ids=token_ids, logprobs=logprobs, stop_reason=stopped[1])
 
-    def abandon(self, plan: StepPlan, now_s: float, error: str) -> list[RequestEvent]:
+    def abandon(
+        self, plan: StepPlan, now_s: float, error: str, *, started_s: float | None = None
+    ) -> list[RequestEvent]:
         """The plan could not be executed: ends its requests, since what the worker knows of them is in doubt.
 
         For the same reason the next plan repeats whose rows the worker was to forget with this one.
@@ -326,10 +332,12 @@ class Scheduler:
                 self._end(request, FinishReason.ERROR, now_s, error=error)
         self.kv.publish()
         events, self._events = self._events, []
-        self._leave_record(plan, StepResult({}), now_s, error)
+        self._leave_record(plan, StepResult({}), now_s, started_s, error)
         return events
 
-    def _leave_record(self, plan: StepPlan, result: StepResult, now_s: float, error: str | None = None) -> None:
+    def _leave_record(
+        self, plan: StepPlan, result: StepResult, now_s: float, started_s: float | None, error: str | None = None
+    ) -> None:
         self.records.append(
             StepRecord(
                 plan=plan.without_token_ids(),
@@ -338,6 +346,7 @@ class Scheduler:
                 endings=tuple(self._endings),
                 refusals=self._refusals,
                 planned_s=self._planned_s,
+                started_s=self._planned_s if started_s is None else started_s,
                 updated_s=now_s,
                 num_running=len(self.running),
                 num_waiting=len(self.waiting),

@@ -136,13 +136,15 @@ class EngineCore:
         when `MAX_FAILED_STEPS` in a row have failed: then it is not the requests.
         """
         plan = self.scheduler.schedule(self._clock())
+        started_s = self._clock()
         try:
             result = self._runner.execute(plan)
             for request_id, failure in result.failed.items():
                 logger.error("step %d: request %s failed: %s", plan.step, request_id, failure)
-            events = self.scheduler.update(plan, result, self._clock())
+            events = self.scheduler.update(plan, result, self._clock(), started_s=started_s)
         except BaseException as error:
-            events = self.scheduler.abandon(plan, self._clock(), f"{type(error).__name__}: {error}")
+            what = f"{type(error).__name__}: {error}"
+            events = self.scheduler.abandon(plan, self._clock(), what, started_s=started_s)
             if not isinstance(error, Exception):
                 raise  # somebody wants to leave: the requests are ended all the same
             logger.error("step %d failed: %s", plan.step, plan, exc_info=error)

@@ -22,6 +22,7 @@ from noria.engine.core import EngineCore
 from noria.engine.launch import BuildEngine
 from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_commands, encode
 from noria.errors import NoriaError, RequestError, UnavailableError
+from noria.garbage import settle_garbage_collector
 from noria.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ def run_engine_process(build: BuildEngine, address: str, log_level: int) -> None
         logger.exception("the engine could not start")
         outbox.send(encode(Failed(f"{type(error).__name__}: {error}")))
     else:
+        settle_garbage_collector()
         outbox.send(encode(Ready(core.scheduler.config)))
         _EngineLoop(core, inbox, outbox).run()
     finally:

@@ -39,7 +39,7 @@ class EventStream:
         self._max_pending = max_pending
         self._on_overflow = on_overflow
         self._pending: list[RequestEvent] = []
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # while it waits for news
         self._error: NoriaError | None = None
 
     @property
@@ -60,7 +60,7 @@ class EventStream:
 
     def feed(self, event: RequestEvent) -> None:
         self._pending.append(event)
-        self._news.set()
+        self._wake_reader()
         if self._max_pending is not None and len(self._pending) > self._max_pending and self._on_overflow is not None:
             on_overflow, self._on_overflow = self._on_overflow, None
             on_overflow()
@@ -69,27 +69,31 @@ class EventStream:
         """No further event of this sequence will come."""
         self.unfinished.pop(request_id, None)
         if not self.unfinished:
-            self._news.set()
+            self._wake_reader()
 
     def fail(self, error: NoriaError) -> None:
         self._error = error
-        self._news.set()
+        self._wake_reader()
         self._all_answered.set()
 
     def __aiter__(self) -> EventStream:
         return self
 
     async def __anext__(self) -> list[RequestEvent]:
-        if not self._pending and self._error is None and not self.unfinished:
-            raise StopAsyncIteration
-        await self._news.wait()
+        # A future for each wait: readers are woken in every step, and an `asyncio.Event` would do more.
+        if not self._pending and self._error is None and self.unfinished:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if self._error is not None:
             raise self._error
         if not self._pending:
             raise StopAsyncIteration
-        self._news.clear()
         events, self._pending = self._pending, []
         return events
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():  # it is done when the reader was cancelled
+            self._reader.set_result(None)
 
 
 class AsyncEngine:

@@ -45,7 +45,12 @@ class StatsCollector(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1.", stats.kv_usage)
         yield self._counter("num_requests_arrived", "Requests accepted by the engine.", stats.num_arrived)
         yield self._counter("num_steps", "Engine steps.", stats.num_steps)
-        yield self._counter("engine_step_seconds", "Time in steps that computed something.", stats.step_s)
+        yield self._counters(
+            "engine_seconds",
+            "Time of engine steps that ran something: planning them, executing them, and between two of them.",
+            "phase",
+            stats.phase_s,
+        )
         yield self._counters(
             "process_cpu_seconds", "Processor time of front and engine process.", "process", self._cpu_s
         )

@@ -30,6 +30,8 @@ REQUEST_BUCKETS_S = (
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 TOKEN_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
 REFUSAL_CODES = ("queue_full", "draining")
+PHASES = ("schedule", "execute", "between")
+_NOBODY_WAITS = dict.fromkeys(Limit, 0)
 PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
@@ -65,12 +67,10 @@ class EngineStats:
     num_waiting: int = 0
     num_queued_tokens: int = 0
     """Prompt tokens of waiting requests that have never run."""
-    waiting_by_reason: dict[Limit, int] = field(default_factory=lambda: dict.fromkeys(Limit, 0))
+    waiting_by_reason: dict[Limit, int] = field(default_factory=_NOBODY_WAITS.copy)
     """Which limit those wait for that wait; they add up to `num_waiting`."""
     kv: KVUsage = field(init=False)
     num_steps: int = 0
-    step_s: float = 0.0
-    """Time in steps that had tokens to compute, from planning to update."""
     num_arrived: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -82,6 +82,9 @@ class EngineStats:
     """Computed tokens whose KV preempted requests gave up."""
     num_refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSAL_CODES, 0))
     """Requests that were refused for now, by the error's code. They are not among those that arrived."""
+    phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Where the engine's time went while it had something to run: planning; the model and the choice of tokens; and
+    from there to the next plan, which is updating, telling the front, and whatever kept the process from running."""
     num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BUCKETS))
     ttft_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
@@ -92,6 +95,8 @@ class EngineStats:
     generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BUCKETS))
     preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTION_BUCKETS))
     _requests: dict[str, _Request] = field(default_factory=dict)
+    _busy_since_s: float | None = None
+    """When the last step had been executed, if it ran something and left something to run."""
 
     def __post_init__(self) -> None:
         self.kv = KVUsage(num_held=0, num_cached_idle=0, num_blank=self.num_blocks)
@@ -108,6 +113,7 @@ class EngineStats:
             self._requests[arrival.request_id] = _Request(arrival.arrival_s, arrival.num_prompt_tokens)
         for code, count in record.refusals.items():
             self.num_refused[code] = self.num_refused.get(code, 0) + count
+        self._add_times(record)
         self._add_plan(record)
         for request_id, token_ids in record.result.token_ids.items():
             self._add_tokens(request_id, len(token_ids), record.updated_s)
@@ -118,6 +124,15 @@ class EngineStats:
         self.waiting_by_reason = _count_waiting(record)
         self.kv = record.kv
 
+    def _add_times(self, record: StepRecord) -> None:
+        is_busy = not record.plan.is_empty
+        if is_busy:
+            if self._busy_since_s is not None:
+                self.phase_s["between"] += record.planned_s - self._busy_since_s
+            self.phase_s["schedule"] += record.started_s - record.planned_s
+            self.phase_s["execute"] += record.updated_s - record.started_s
+        self._busy_since_s = record.updated_s if is_busy and record.num_running + record.num_waiting > 0 else None
+
     def _add_plan(self, record: StepRecord) -> None:
         plan = record.plan
         self.num_steps += 1
@@ -126,7 +141,6 @@ class EngineStats:
         if record.error is None and not plan.is_empty:
             self.num_computed_tokens += plan.num_tokens
             self.step_tokens.observe(plan.num_tokens)
-            self.step_s += record.duration_s
         for admitted in plan.admitted:
             request = self._requests.get(admitted.request_id)
             if request is None or request.was_admitted:
@@ -159,8 +173,10 @@ class EngineStats:
 
 def _count_waiting(record: StepRecord) -> dict[Limit, int]:
     """Requests that the step left waiting, by what they wait for."""
+    if not record.num_waiting:  # nearly always, and this is called for every step
+        return _NOBODY_WAITS.copy()
     plan = record.plan
     counts = Counter(held.limit for held in plan.held if held.request_id not in plan.num_scheduled_tokens)
     if plan.admission_end is not None:
         counts[plan.admission_end.limit] += plan.admission_end.num_behind
-    return dict.fromkeys(Limit, 0) | counts
+    return _NOBODY_WAITS | counts

@@ -88,6 +88,7 @@ class _Lowering:
         self._places: dict[str, Buffer] = {}
         self._free: list[Buffer] = []
         self._pending: dict[str, Op] = {}  # values that the op reading them computes on the way
+        self._queries: set[str] = set()  # these stand row by row in their slabs, as attention reads them
 
     def run(self) -> Lowered:
         for op in self._program.ops:
@@ -154,15 +155,14 @@ class _Lowering:
         self._product(linear, op.result, "rows", "add", ("linear", "add"))
 
     def _logits(self, op: Op) -> None:
-        x = _value(op, "x")
-        if self._places[x.name].kind != "slabs":
-            self._unknown(op)
+        x = self._product_input(op)
         self._emit(
             "product", op.result, "rows", reads=(x,), weight=_value(op, "weight").name, on_logit_rows=True,
             fused=(op.name,),
         )  # fmt: skip
 
     def _rotary_and_write_kv(self, op: Op) -> None:
+        self._queries.add(op.result.name)
         self._emit(
             "rotary",
             op.result,
@@ -184,9 +184,7 @@ class _Lowering:
     def _product(self, op: Op, result: Value, kind: BufferKind, epilogue: str, fused: tuple[str, ...]) -> None:
         linear = dict(op.arguments)["linear"]
         assert isinstance(linear, Linear)
-        x = _value(op, "x")
-        if self._places[x.name].kind != "slabs":
-            self._unknown(op)
+        x = self._product_input(op)
         self._emit(
             "product",
             result,
@@ -197,6 +195,12 @@ class _Lowering:
             epilogue=epilogue,
             fused=fused,
         )
+
+    def _product_input(self, op: Op) -> Value:
+        x = _value(op, "x")
+        if self._places[x.name].kind != "slabs" or x.name in self._queries:
+            self._unknown(op)
+        return x
 
     def _emit(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 from noria.core.plan import TokenLogprobs
 from noria.sampling import SamplingParams
 from noria.server.bodies import ChatBody
-from noria.server.envelope import Envelope
+from noria.server.envelope import TEXT_MARK, ChunkTemplate, Envelope
 from noria.server.errors import ApiError
 from noria.server.generation import Generation, News, Usage
 from noria.text.chat import encode_chat
@@ -23,6 +23,7 @@ class ChatApi:
         self.renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
         self._tokenizer = tokenizer
         self._envelope = Envelope("chatcmpl", model)
+        self._templates: dict[int, ChunkTemplate] = {}
         if body.max_completion_tokens is not None:
             self.renamed["max_tokens"] = "max_completion_tokens"
 
@@ -50,6 +51,8 @@ class ChatApi:
 
     def chunk(self, news: News) -> bytes:
         """One chunk for one piece of news."""
+        if news.is_plain and news.text:
+            return self._template(news.choice).fill(news.text)
         return self._chunk(
             news.choice,
             {"content": news.text} if news.text else {},
@@ -57,6 +60,14 @@ class ChatApi:
             finish_reason=news.finish_reason,
             stop_reason=news.stop_reason,
         )
+
+    def _template(self, choice: int) -> ChunkTemplate:
+        """For chunks of that choice with nothing but a text."""
+        template = self._templates.get(choice)
+        if template is None:
+            plain = self._choice(choice, {"content": TEXT_MARK}, stop_reason=None)
+            template = self._templates[choice] = self._envelope.template("chat.completion.chunk", plain)
+        return template
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._envelope.encode("chat.completion.chunk", [], usage)
@@ -75,8 +86,10 @@ class ChatApi:
         return self._envelope.encode("chat.completion", choices, generation.usage)
 
     def _chunk(self, index: int, delta: dict[str, Any], **rest: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | rest
-        return self._envelope.encode("chat.completion.chunk", [choice])
+        return self._envelope.encode("chat.completion.chunk", [self._choice(index, delta, **rest)])
+
+    def _choice(self, index: int, delta: dict[str, Any], **rest: Any) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | rest
 
     def _logprobs(self, positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return {

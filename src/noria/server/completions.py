@@ -9,7 +9,7 @@ import msgspec
 from noria.core.plan import TokenLogprobs
 from noria.sampling import SamplingParams
 from noria.server.bodies import CompletionBody
-from noria.server.envelope import Envelope
+from noria.server.envelope import TEXT_MARK, ChunkTemplate, Envelope
 from noria.server.errors import ApiError
 from noria.server.generation import MAX_SEQUENCES, Generation, News, Usage
 from noria.text.tokenizer import Tokenizer
@@ -41,6 +41,7 @@ class CompletionsApi:
         self._tokenizer = tokenizer
         self._envelope = Envelope("cmpl", model)
         self._offsets: dict[int, int] = {}
+        self._templates: dict[int, ChunkTemplate] = {}
 
     def sampling(self) -> SamplingParams:
         return self.body.sampling(logprobs=self.body.logprobs, max_tokens=self.body.max_tokens)
@@ -71,6 +72,8 @@ class CompletionsApi:
 
     def chunk(self, news: News) -> bytes:
         """One chunk for one piece of news."""
+        if news.is_plain:
+            return self._template(news.choice).fill(news.text)
         logprobs = None
         if news.logprobs is not None:
             logprobs = self._logprobs(news.logprobs, self._offsets.get(news.choice, 0))
@@ -79,6 +82,14 @@ class CompletionsApi:
             "text_completion",
             [CompletionChoice(news.choice, news.text, logprobs, news.finish_reason, news.stop_reason)],
         )
+
+    def _template(self, choice: int) -> ChunkTemplate:
+        """For chunks of that choice with nothing but a text."""
+        template = self._templates.get(choice)
+        if template is None:
+            plain = CompletionChoice(choice, TEXT_MARK, None, None, None)
+            template = self._templates[choice] = self._envelope.template("text_completion", plain)
+        return template
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._envelope.encode("text_completion", [], usage)

@@ -1,4 +1,7 @@
-"""What every answer and every chunk of one call has in common: its id, when it was made, and by which model."""
+"""What every answer and every chunk of one call has in common: its id, when it was made, and by which model.
+
+Most chunks of a call differ in nothing but a piece of text, so a `ChunkTemplate` is encoded once and filled in.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ from typing import Any
 import msgspec
 
 from noria.server.generation import Usage
+
+TEXT_MARK = "text goes here"
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Envelope:
@@ -32,3 +39,19 @@ class Envelope:
         if usage is not None:
             content["usage"] = usage
         return msgspec.json.encode(content)
+
+    def template(self, kind: str, choice: Any) -> ChunkTemplate:
+        """For chunks that are `choice` but for a text, in whose place it has `TEXT_MARK`."""
+        return ChunkTemplate(self.encode(kind, [choice]))
+
+
+class ChunkTemplate:
+    """An encoded chunk with a place for a text."""
+
+    def __init__(self, encoded: bytes) -> None:
+        # From the right: choices come last, so a model's name can hold what it likes.
+        self._before, _, self._after = encoded.rpartition(msgspec.json.encode(TEXT_MARK))
+
+    def fill(self, text: str) -> bytes:
+        """The chunk with that text."""
+        return self._before + _encode(text) + self._after

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -40,8 +39,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(msgspec.Struct, frozen=True):
     """What one event added to one choice; with a `finish_reason`, the last of it."""
 
     choice: int
@@ -53,6 +51,11 @@ class News:
     @property
     def is_worth_telling(self) -> bool:
         return bool(self.text or self.logprobs or self.finish_reason)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is text and nothing else, as nearly all is."""
+        return self.logprobs is None and self.finish_reason is None
 
 
 class Generation:
@@ -148,12 +151,8 @@ class Generation:
         delta = collector.add(event)
         if error := event.as_exception():
             raise error
-        if collector.is_finished and event.finish_reason is None:  # a stop string: the engine does not know yet
-            self._engine.finish(self._stream, event.request_id, FinishReason.STOP)
-        return News(
-            choice=choice,
-            text=delta.text,
-            logprobs=None if collector.output.logprobs is None else event.logprobs[: delta.num_tokens],
-            finish_reason=collector.output.finish_reason,
-            stop_reason=collector.output.stop_reason,
-        )
+        output = collector.output
+        if output.finish_reason is not None and event.finish_reason is None:
+            self._engine.finish(self._stream, event.request_id, FinishReason.STOP)  # a stop string: it is news there
+        logprobs = None if output.logprobs is None else event.logprobs[: delta.num_tokens]
+        return News(choice, delta.text, logprobs, output.finish_reason, output.stop_reason)

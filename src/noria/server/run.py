@@ -29,6 +29,7 @@ from noria.engine.launch import EngineProcess
 from noria.engine.process_client import ProcessClient
 from noria.engine.streams import AsyncEngine
 from noria.errors import EngineError, NoriaError
+from noria.garbage import settle_garbage_collector
 from noria.observe.stats import EngineStats
 from noria.server.app import create_app
 from noria.server.start import EXIT_FAILED, EXIT_FORCED, EXIT_OK, Served
@@ -159,6 +160,7 @@ class _Server:
             self._state.engine_pid = self._client.process.pid
             self._client.on_record = self._state.stats.add
             self._state.engine = AsyncEngine(self._client, on_death=self._on_engine_death)
+            settle_garbage_collector()
         except NoriaError as error:
             if not self._num_signals:  # otherwise it ends because we were told to end
                 self._fail(str(error))

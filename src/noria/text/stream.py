@@ -7,7 +7,8 @@ that sees `TextDelta.stop` ends the request in the engine and drops the surplus 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from noria.sampling import SamplingParams
 from noria.text.detokenizer import Detokenizer
@@ -15,8 +16,7 @@ from noria.text.stop_strings import StopStrings
 from noria.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """What one push adds to a sequence."""
 
     text: str

@@ -1,0 +1,36 @@
+"""Chunks that are filled in are what chunks encoded as a whole would be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from noria.fakes.tokenizer import ByteTokenizer
+from noria.server.bodies import ChatBody, CompletionBody
+from noria.server.chat import ChatApi
+from noria.server.completions import CompletionsApi
+from noria.server.envelope import TEXT_MARK
+from noria.server.generation import News
+
+TEXTS = ["a", "", 'he said "no"\n', "\\u0041", "é\U0001f600\x00", TEXT_MARK]
+
+
+def apis() -> list[Any]:
+    model = json.dumps(TEXT_MARK)  # a name is the operator's choice
+    chat = ChatBody(messages=[{"role": "user", "content": "hi"}])
+    return [CompletionsApi(CompletionBody(prompt="x"), ByteTokenizer(), model), ChatApi(chat, ByteTokenizer(), model)]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_plain_chunk_differs_from_any_other_only_in_what_it_lacks(text: str) -> None:
+    for api in apis():
+        for choice in (0, 3, 0):
+            plain = json.loads(api.chunk(News(choice, text, None, None, None)))
+            whole = json.loads(api.chunk(News(choice, text, None, "stop", None)))
+            assert whole["choices"][0]["finish_reason"] == "stop"
+            whole["choices"][0]["finish_reason"] = None
+            assert plain == whole
+            assert plain["choices"][0]["index"] == choice
+            assert list(plain["choices"][0]) == list(whole["choices"][0])
