@@ -1,8 +1,8 @@
 // A program of its own that runs the executor without Python, for the sanitizers (`make sanitize`): random weights and
 // shapes, rows cut into chunks, beside each other and in shuffled blocks, one thread and several. It checks that every
 // result is the same bits, and close to a naive computation in double. Built with NORIA_EMULATE_AMX it runs the AMX kernels
-// on any machine. Then the sampler: random rows of all kinds, several threads against one row at a time, borders against a
-// sorted row.
+// on any machine. Then the sampler: random rows of all kinds, several threads against one row at a time, and the most
+// probable tokens against a sorted row.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -81,9 +81,9 @@ void Executor<T>::fill_matrix(int index, int first_row, const EncodedRows& sourc
     throw std::out_of_range("matrix rows");
   const Encoding& encoding = source.encoding;
   const size_t row_bytes = encoding.row_bytes(matrix.inputs), num_blocks = matrix.inputs / encoding.block_values;
+  for (Array<float>& array : scratch_) array.reserve(size_t(kPanel) * matrix.inputs);
   shares_.clear();
   pool_.run([&](int thread) {
-    scratch_[thread].reserve(size_t(kPanel) * matrix.inputs);
     float* values = scratch_[thread].data();
     shares_.run(thread, 0, end - begin, kPanel, [&](int from, int to) {
       for (int i = from; i < to; ++i) {
@@ -125,7 +125,7 @@ int Executor<T>::add_vector(std::vector<float> values) {
 
 template <typename T>
 int Executor<T>::add_rows(int width) {
-  rows_.push_back({width, {}});
+  rows_.push_back(Rows{width});
   return int(rows_.size()) - 1;
 }
 
@@ -137,6 +137,7 @@ int Executor<T>::add_slabs(int width) {
 
 template <typename T>
 int Executor<T>::add_attention(AttentionShape shape) {
+  if (!shapes_.empty()) throw std::invalid_argument("all layers attend with heads of one shape");
   if (shape.head_dim % 16 || shape.head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim must be a multiple of 16, at most 256");
   if (shape.num_heads % shape.num_kv_heads) throw std::invalid_argument("heads must share key/value heads evenly");
   shapes_.push_back(shape);
@@ -214,14 +215,14 @@ template <typename T>
 const float* Executor<T>::run(const Batch& batch) {
   prepare(batch);
   pool_.run([this](int thread) { work(thread); });
-  return rows_[operations_.back().output].data.data();
+  return rows_[operations_.back().output].data();
 }
 
 template <typename T>
 void Executor<T>::prepare(const Batch& batch) {
   batch_ = &batch;
   const int most_rows = padded_rows(std::max({batch.num_tokens, batch.num_logits, 1}));
-  for (Rows& rows : rows_) rows.data.reserve(size_t(most_rows) * padded(rows.width));
+  for (Rows& rows : rows_) rows.reserve(size_t(most_rows) * padded(rows.width));
   for (Slabs& slabs : slabs_) slabs.data.reserve(size_t(most_rows) * padded(slabs.width));
   shares_.clear();
   seconds.assign(timed ? operations_.size() : 0, 0.0);
@@ -266,7 +267,7 @@ void Executor<T>::execute(const Operation& op, size_t index, int thread) {
     case Kind::kRotaryTable:
       return share(rows, kRowsPerTurn, [&](int b, int e) { rotary_table(op, b, e); });
     case Kind::kRotary:
-      // Tokens of one group write into the same cache lines, so they should be the same thread's.
+      // Neighbouring tokens write into the same cache lines, so most of them should be the same thread's.
       return share(rows, kGroup, [&](int b, int e) { rotary(op, b, e); });
     case Kind::kAttention:
       return share(int(items_.size()), 1, [&](int b, int) { attention(op, b, thread); });
@@ -284,7 +285,7 @@ void Executor<T>::embedding(const Operation& op, int begin, int end) {
   const Matrix& matrix = *matrices_[op.weight];
   Rows& out = rows_[op.output];
   for (int row = begin; row < end; ++row) {
-    float* to = out.data.data() + size_t(row) * out.width;
+    float* to = out.data() + size_t(row) * out.width;
     const T* from = matrix.data.data();
     for (int k = 0; k < matrix.inputs; ++k) to[k] = to_float(from[packed_index(matrix, batch_->token_ids[row], k)]);
   }
@@ -298,7 +299,7 @@ void Executor<T>::norm(const Operation& op, int begin, int end) {
   const std::vector<float>& weight = vectors_[op.weight];
   const int width = in.width;
   for (int row = begin; row < end; ++row) {
-    const float* x = in.data.data() + size_t(op.selects ? batch_->logit_tokens[row] : row) * width;
+    const float* x = in.data() + size_t(op.selects ? batch_->logit_tokens[row] : row) * width;
     __m512 squares = _mm512_setzero_ps();
     for (int k = 0; k < width; k += 16) {
       const __mmask16 mask = width - k >= 16 ? 0xFFFF : (1u << (width - k)) - 1;
@@ -347,8 +348,8 @@ void Executor<T>::product(const Operation& op, const Blocking& cut, int item, fl
   const int num_blocks = (last_row - first_row + cut.block_rows - 1) / cut.block_rows;
   const T* weights = matrix.data.data() + panel * panel_size;
   // A single block reads its own panel a little ahead; several share out the next one, which then is there in time.
-  const char* ahead = reinterpret_cast<const char*>(weights) + (num_blocks == 1 ? kPrefetchBytes : panel_bytes);
-  const size_t step = 2 * kPanel * 2 / num_blocks;
+  uintptr_t ahead = reinterpret_cast<uintptr_t>(weights) + (num_blocks == 1 ? kPrefetchBytes : panel_bytes);
+  const size_t step = Ahead::kBytes / num_blocks;
   for (int row = first_row; row < last_row; row += cut.block_rows, ahead += panel_bytes / num_blocks) {
     const int rows = std::min(cut.block_rows, last_row - row);
     kernel_.run(in.data.data() + size_t(row) * kSlab, slab_stride, rows, weights, matrix.num_slabs, block, {ahead, step});
@@ -387,7 +388,7 @@ void Executor<T>::finish_block(const Operation& op, const Matrix& matrix, int pa
   const __mmask16 low = left >= 16 ? 0xFFFF : (1u << left) - 1;
   const __mmask16 high = left >= 32 ? 0xFFFF : left > 16 ? (1u << (left - 16)) - 1 : 0;
   for (int r = 0; r < rows; ++r) {
-    float* to = out.data.data() + size_t(first_row + r) * out.width + column;
+    float* to = out.data() + size_t(first_row + r) * out.width + column;
     __m512 y0 = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel), bias_low);
     __m512 y1 = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel + 16), bias_high);
     if (op.epilogue == Epilogue::kAdd) {
@@ -406,7 +407,7 @@ void Executor<T>::rotary_table(const Operation& op, int begin, int end) {
   const int half = int(frequencies.size());
   Rows& out = rows_[op.output];
   for (int row = begin; row < end; ++row) {
-    float* to = out.data.data() + size_t(row) * out.width;
+    float* to = out.data() + size_t(row) * out.width;
     for (int i = 0; i < half; ++i) {
       const float angle = float(batch_->positions[row]) * frequencies[i];
       to[i] = std::cos(angle);
@@ -424,8 +425,8 @@ void Executor<T>::rotary(const Operation& op, int begin, int end) {
   Rows& in = rows_[op.input];
   T* q = slabs_[op.output].data.data();
   for (int row = begin; row < end; ++row) {
-    float* x = in.data.data() + size_t(row) * in.width;
-    const float* table = rows_[op.table].data.data() + size_t(row) * head_dim;
+    float* x = in.data() + size_t(row) * in.width;
+    const float* table = rows_[op.table].data() + size_t(row) * head_dim;
     for (int head = 0; head < shape.num_heads + shape.num_kv_heads; ++head) {
       float* first = x + head * head_dim;
       float* second = first + half;

@@ -93,6 +93,8 @@ class Executor {
 
   // Runs all operations. The last one's output rows are the result: [num_logits][width], until the next step.
   const float* run(const Batch& batch);
+  // What keeps the result's memory mapped, whatever becomes of its content.
+  std::shared_ptr<const void> result_memory() const { return rows_[operations_.back().output].memory; }
 
   int result_width() const;
 
@@ -117,7 +119,11 @@ class Executor {
   };
   struct Rows {
     int width;
-    Array<float> data;
+    std::shared_ptr<Array<float>> memory = std::make_shared<Array<float>>();
+    float* data() const { return memory->data(); }
+    void reserve(size_t size) {  // a result that somebody still holds keeps its memory
+      if (size > memory->size()) memory = std::make_shared<Array<float>>(size + size / 4);
+    }
   };
   struct Slabs {
     int width;

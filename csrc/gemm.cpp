@@ -18,9 +18,7 @@ void one_block(const T* x, size_t slab_stride, const T* panel, int num_slabs, fl
   for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_ps();
   for (int slab = 0; slab < num_slabs; ++slab, x += slab_stride) {
     for (int k = 0; k < kSlab; k += L::kDepth, panel += kPanel * L::kDepth) {
-      _mm_prefetch(ahead.at, _MM_HINT_T0);
-      _mm_prefetch(ahead.at + ahead.step / 2, _MM_HINT_T0);
-      ahead.at += ahead.step;
+      ahead.fetch();
       const auto w0 = L::load(panel), w1 = L::load(panel + kPanel / 2 * L::kDepth);
 #pragma GCC unroll 14
       for (int r = 0; r < R; ++r) {

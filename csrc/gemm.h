@@ -33,11 +33,15 @@ struct SlabsView {
   T* at(size_t row, size_t column) const { return data + column / kSlab * stride + row * kSlab + column % kSlab; }
 };
 
-// Memory to ask for while a block is computed: `step` bytes for every 128 bytes of a panel, so that weights arrive evenly
-// while the multipliers work.
+// Memory to ask for while a block is computed: `step` bytes for every `kBytes` of a panel, so that weights arrive evenly
+// while the multipliers work. It may lie outside of any array.
 struct Ahead {
-  const char* at;
+  static constexpr size_t kBytes = 128;
+  uintptr_t at;
   size_t step;
+
+  // For the next `kBytes` x `times` of the panel.
+  void fetch(int times = 1);
 };
 
 // block[r * kPanel + j] for r in [0, rows), rows <= max_rows. `x` points to the first row in slab 0; slabs are

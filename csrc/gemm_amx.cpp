@@ -1,7 +1,7 @@
 // The AMX kernel: up to 32 rows x 32 outputs in four tiles of accumulators.
 #include <immintrin.h>
 
-#include "gemm.h"
+#include "numbers.h"
 #include "tiles.h"
 #ifdef NORIA_EMULATE_AMX
 #include "tiles_emulated.h"
@@ -17,21 +17,16 @@ void enter() { _tile_loadconfig(&kConfig); }
 
 void leave() { _tile_release(); }
 
-constexpr size_t kPrefetch = 4096;
-
-void prefetch(const bf16* panel) {
-  const char* ahead = reinterpret_cast<const char*>(panel) + kPrefetch;
-  for (int line = 0; line < 32; ++line) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);
-}
+constexpr int kFetches = kSlab * kPanel * int(sizeof(bf16)) / int(Ahead::kBytes);  // to a slab of a panel
 
 // Tiles 0-3 accumulate, 4 and 5 hold activations, 6 and 7 weights. A slab of a panel is 16 pairs of inputs x 32 outputs.
-void run(const bf16* x, size_t slab_stride, int rows, const bf16* panel, int num_slabs, float* block, Ahead) {
+void run(const bf16* x, size_t slab_stride, int rows, const bf16* panel, int num_slabs, float* block, Ahead ahead) {
   constexpr int kStride = kPanel * 2 * sizeof(bf16);
   if (rows <= 16) {
     _tile_zero(0);
     _tile_zero(1);
     for (int slab = 0; slab < num_slabs; ++slab, x += slab_stride, panel += kSlab * kPanel) {
-      prefetch(panel);
+      ahead.fetch(kFetches);
       _tile_loadd(4, x, 64);
       _tile_loadd(6, panel, kStride);
       _tile_loadd(7, panel + kPanel, kStride);
@@ -47,6 +42,7 @@ void run(const bf16* x, size_t slab_stride, int rows, const bf16* panel, int num
   _tile_zero(2);
   _tile_zero(3);
   for (int slab = 0; slab < num_slabs; ++slab, x += slab_stride, panel += kSlab * kPanel) {
+    ahead.fetch(kFetches);
     _tile_loadd(4, x, 64);
     _tile_loadd(6, panel, kStride);
     _tile_dpbf16ps(0, 4, 6);

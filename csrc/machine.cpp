@@ -126,7 +126,7 @@ double kernel_flops(int num_threads, GemmKernel<T> kernel) {
   const auto seconds = time_passes(pool, kPasses, [&](int thread) {
     kernel.enter();
     const T* panel = panels[thread].data();
-    const Ahead ahead{reinterpret_cast<const char*>(panel), 2 * kPanel * 2};
+    const Ahead ahead{reinterpret_cast<uintptr_t>(panel), Ahead::kBytes};
     for (int call = 0; call < kCalls; ++call)
       kernel.run(inputs[thread].data(), size_t(rows) * kSlab, rows, panel, kSlabs, blocks[thread].data(), ahead);
     kernel.leave();

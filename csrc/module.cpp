@@ -54,7 +54,9 @@ Logits forward(Executor<T>& self, Ints token_ids, Ints positions, Ints slots, In
     nb::gil_scoped_release released;
     result = self.run(batch);
   }
-  return Logits(result, {size_t(batch.num_logits), size_t(self.result_width())}, nb::find(self));
+  auto* memory = new std::shared_ptr<const void>(self.result_memory());
+  const nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<std::shared_ptr<const void>*>(p); });
+  return Logits(result, {size_t(batch.num_logits), size_t(self.result_width())}, owner);
 }
 
 template <typename T>
@@ -132,7 +134,10 @@ template <typename T>
 void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
   using E = Executor<T>;
   nb::class_<E>(m, name)
-      .def("__init__", [kernel](E* self, int threads, bool use_amx) { new (self) E(threads, kernel(use_amx)); },
+      .def("__init__", [kernel](E* self, int threads, bool use_amx) {
+             check(threads >= 1, "an executor has at least one thread");
+             new (self) E(threads, kernel(use_amx));
+           },
            "threads"_a, "use_amx"_a)
       .def("begin_matrix", &E::begin_matrix, "outputs"_a, "inputs"_a, "interleave"_a)
       .def("fill_matrix", &fill_matrix<T>, "matrix"_a, "first_row"_a, "rows"_a, "encoding"_a, "interleaved_heads"_a,
@@ -168,8 +173,8 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
       .def("allocate_kv", &E::allocate_kv, "num_layers"_a, "num_blocks"_a, "block_size"_a, "attention"_a)
       .def("forward", &forward<T>)
       .def("sample", &sample<T>, "logits"_a, "params"_a, "token_ids"_a, "table_rows"_a, "num_tokens"_a,
-           "num_prompt_tokens"_a, "chosen"_a, "logprobs"_a, "ranks"_a, "top_ids"_a, "top_logprobs"_a,
-           "masks"_a = nb::none(), "mask_of_row"_a = nb::none())
+           "num_prompt_tokens"_a, "chosen"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(),
+           "top_ids"_a.noconvert(), "top_logprobs"_a.noconvert(), "masks"_a = nb::none(), "mask_of_row"_a = nb::none())
       .def_prop_ro("weight_bytes", &E::weight_bytes)
       .def_prop_ro("kernel", [](E& self) { return std::string(self.kernel_name()); })
       .def_prop_ro("threads", &E::num_threads)

@@ -353,7 +353,8 @@ void write_logprobs(const SamplingRows& rows, int row, const float* scores, floa
   const int num_top = std::min(rows.params[row].num_top_logprobs, n);
   if (num_top == 0) return;
   largest(scores, n, num_top, scratch);
-  std::vector<int> order(num_top);
+  std::vector<int>& order = scratch.order;
+  order.resize(num_top);  // there is room: no allocation
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scratch.values[a] > scratch.values[b]; });
   for (int i = 0; i < num_top; ++i) {
@@ -406,6 +407,9 @@ void SamplingRows::check() const {
     require(table_rows[row] >= 0 && table_rows[row] < table_height, "a row is outside the table of tokens");
     require(num_prompt_tokens[row] >= 0 && num_prompt_tokens[row] <= num_tokens[row] && num_tokens[row] <= table_width,
             "a row has more tokens than the table, or fewer than its prompt");
+    require(p.top_p > 0 && p.top_p <= 1 && p.min_p >= 0 && p.min_p <= 1, "top_p or min_p leaves nothing to choose");
+    require(p.temperature >= 0 && std::isfinite(p.temperature) && p.repetition_penalty > 0,
+            "a temperature or repetition penalty is out of range");
     if (p.has_penalties()) {
       const int32_t* tokens = token_ids + size_t(table_rows[row]) * table_width;
       bool inside = true;
@@ -424,6 +428,7 @@ void Sampler::run(const SamplingRows& rows, ThreadPool& pool) {
   for (Scratch& scratch : scratch_) {
     for (auto* values : {&scratch.scores, &scratch.values, &scratch.weights, &scratch.sorted}) values->resize(size);
     scratch.ids.resize(size);
+    scratch.order.reserve(size);
     scratch.counts.resize(size);
   }
   if (rows.num_rows <= 1) {  // not worth waking anybody

@@ -70,6 +70,7 @@ class Sampler {
   struct Scratch {
     std::vector<float> scores, values, weights, sorted;
     std::vector<int32_t> ids;
+    std::vector<int> order;
     std::vector<uint32_t> counts;  // all 0 between rows
   };
 

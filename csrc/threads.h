@@ -23,7 +23,8 @@ class ThreadPool {
 
   int size() const { return num_threads_; }
 
-  // Runs task(thread) on every thread, the caller being thread 0, and returns when all have.
+  // Runs task(thread) on every thread, the caller being thread 0, and returns when all have. A task must not throw: the
+  // others would wait for it for ever. What it needs is allocated before.
   void run(const std::function<void(int)>& task);
 
   // Called by every thread of a running task: returns once all have called it.

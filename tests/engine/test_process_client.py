@@ -159,6 +159,17 @@ def test_a_failure_to_start_is_told(failure, message):
         client.close()
 
 
+def test_a_failure_to_start_is_told_to_a_client_that_comes_late():
+    engine = EngineProcess(partial(build_failing_engine, message="no such thing"))
+    time.sleep(4.0)  # longer than an engine that ends in order waits for its messages to be taken
+    client = ProcessClient(engine)
+    try:
+        with pytest.raises(EngineError, match="no such thing"):
+            client.wait_ready()
+    finally:
+        client.close()
+
+
 def test_close_ends_the_process_and_cleans_up(slow_client):
     slow_client.submit(request("r", max_tokens=400))
     slow_client.poll()

@@ -242,5 +242,5 @@ def test_the_command_prints_one_json_line(capsys: pytest.CaptureFixture[str]) ->
         settings = ["--pool-tokens", "1000", "--duration-s", "0.2", "--prompt-tokens", "1", "9", "--label", "here"]
         assert run(["bench", "overload", url.removeprefix("http://"), *settings]) == 0
     out, err = capsys.readouterr()
-    assert list(json.loads(out)) == ["label", *KEYS]
+    assert list(json.loads(out)) == ["label", *KEYS, "machine"]
     assert "wait for their first token" in err

@@ -40,7 +40,7 @@ NO_ATTENTION = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=16, scale=1.0
 DRAWN = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 widths = st.integers(4, 150)
-dtypes = st.sampled_from(["float32", "bfloat16"])
+dtypes = st.sampled_from(["float32", "bfloat16", *(["bfloat16 on AMX"] if _native.has_amx_bf16() else [])])
 specs = st.builds(
     lambda kv_heads, shared, sixteenths: AttentionSpec(
         num_heads=kv_heads * shared, num_kv_heads=kv_heads, head_dim=16 * sixteenths, scale=(16 * sixteenths) ** -0.5
@@ -71,7 +71,7 @@ class Case:
 
 def rounded(x: Float32Array, dtype: str) -> Float32Array:
     """As the weights are kept, so that only the computation can differ."""
-    return torch.from_numpy(x).bfloat16().float().numpy() if dtype == "bfloat16" else x
+    return torch.from_numpy(x).bfloat16().float().numpy() if dtype != "float32" else x
 
 
 def numbers(seed: int, *shape: int, scale: float = 1.0) -> Float32Array:
@@ -93,7 +93,7 @@ def batches_of(rows: list[tuple[int, int]], block_size: int, seed: int, wanted: 
 
 def by_native(case: Case, dtype: str, threads: int) -> Float32Array:
     make = _native.ExecutorF32 if dtype == "float32" else _native.ExecutorBF16
-    executor = make(threads, False)
+    executor = make(threads, dtype == "bfloat16 on AMX")
     spec = case.spec or NO_ATTENTION
     executor.add_attention(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale)
     _build(executor, lower(case.program()), case.weights)
@@ -242,6 +242,35 @@ def test_rotation_and_attention(
 
     batches, num_blocks = batches_of(rows, block_size, seed, "all")
     check(Case(forward, weights, spec, batches, num_blocks, block_size), dtype, threads)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_not_a_number_stays_so(dtype: str) -> None:
+    """A poisoned key, value or gate must reach the logits, where it is noticed, and not become something plausible."""
+    spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=32, scale=0.2)
+    width = spec.qkv_size
+    weights = {
+        "e": rounded(numbers(0, VOCAB, width), dtype),
+        "f": np.ones(16, dtype=np.float32),
+        "u": unit(64),
+        "one": np.ones(64, dtype=np.float32),
+        "gate_up": rounded(numbers(1, 64, 64), dtype),
+        "head": rounded(numbers(2, 40, 32), dtype),
+    }
+    weights["e"][5] = np.nan
+
+    def forward(ops: Any, w: dict[str, Any], batch: Any) -> Any:
+        qkv, table = ops.embedding(w["e"], batch), ops.rotary_table(w["f"], batch)
+        q = ops.rotary_and_write_kv(qkv, table, 0, spec, batch)
+        x = ops.linear(ops.paged_attention(q, 0, spec, batch), Linear(w["u"], None))
+        gated = ops.silu_mul(ops.linear(ops.rms_norm(x, w["one"], 1e-5), Linear(w["gate_up"], None)))
+        return ops.logits(gated, w["head"])
+
+    poisoned, clean = [5] + [6, 7, 8] * 24, [6, 7, 8] * 25
+    batch = pack([(poisoned, 0, [1, 2, 3, 4, 5]), (clean, 0, [6, 7, 8, 9, 10])], 16, wanted="all")
+    found = by_native(Case(forward, weights, spec, [batch], num_blocks=10), dtype, threads=1)
+    assert np.isnan(found[:73]).all()
+    assert np.isfinite(found[73:]).all()
 
 
 @settings(DRAWN, max_examples=20)

@@ -188,6 +188,24 @@ def test_good_arguments_are_taken() -> None:
     SAMPLER._native.sample(**bad())
 
 
+@pytest.mark.parametrize("result", ["chosen", "logprobs", "ranks", "top_ids", "top_logprobs"])
+def test_results_are_never_written_into_a_copy(result: str) -> None:
+    arguments = bad()
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        SAMPLER._native.sample(**arguments | {result: arguments[result].astype(np.int16)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("top_p", 0.0), ("top_p", 1.5), ("min_p", 1.1), ("temperature", np.inf), ("repetition_penalty", 0.0)],
+)
+def test_parameters_that_leave_nothing_to_choose_are_refused(name: str, value: float) -> None:
+    params = params_of(admitted(logprobs=2), admitted())
+    params[name][1] = value
+    with pytest.raises(ValueError, match=r"leaves nothing to choose|out of range"):
+        SAMPLER._native.sample(**bad(params=params.view(np.uint8).reshape(2, -1)))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -328,11 +328,13 @@ def test_unusable_logits_cost_their_requests_alone() -> None:
     runner.batch.check()
 
 
-def test_a_step_fails_whose_logits_are_all_unusable() -> None:
-    rows = tuple(admitted(name, blocks=[i + 1]) for i, name in enumerate("ab"))
-    plan = StepPlan(step=1, num_scheduled_tokens=dict.fromkeys("ab", 1), admitted=rows)
-    with pytest.raises(EngineError, match=r"unusable logits .* all requests that sample: a, b$"):
-        new_runner(Broken(VOCAB)).execute(plan)
+def test_a_prompt_in_the_same_step_does_not_pay_for_unusable_logits() -> None:
+    """Nor when nobody else samples: `b` is in the middle of its prompt."""
+    rows = (admitted("a", blocks=[1]), admitted("b", [1, 2, 3, 4], blocks=[2]))
+    runner = new_runner(Broken(VOCAB))
+    result = runner.execute(StepPlan(step=1, num_scheduled_tokens={"a": 1, "b": 2}, admitted=rows))
+    assert (list(result.failed), result.token_ids) == (["a"], {})
+    assert runner.batch.num_computed_tokens[runner.batch.row("b")] == 2
 
 
 def test_a_pool_beyond_int32_slots_is_refused() -> None:

@@ -32,6 +32,9 @@ HEARTBEAT_S = 1.0
 RECONNECT_MS = 5
 """How soon to look again for sockets that the client has not bound yet."""
 
+LATE_FRONT_MS = 60_000
+"""How long an engine that could not start waits until its reason is taken: the front may still be importing."""
+
 FUTILE_STEP_WAIT_S = 0.001
 """How long to wait after a step in which nobody could run: requests wait for something outside the engine."""
 
@@ -50,11 +53,14 @@ def run_engine_process(build: BuildEngine, address: str, log_level: int) -> None
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
     inbox.connect(f"{address}-commands")
     outbox.connect(f"{address}-outputs")
+    linger_ms = 1000
     try:
         core = build(lambda text: outbox.send(encode(Progress(text))))
     except NoriaError as error:
+        linger_ms = LATE_FRONT_MS
         outbox.send(encode(Failed(str(error))))
     except Exception as error:
+        linger_ms = LATE_FRONT_MS
         logger.exception("the engine could not start")
         outbox.send(encode(Failed(f"{type(error).__name__}: {error}")))
     else:
@@ -62,7 +68,7 @@ def run_engine_process(build: BuildEngine, address: str, log_level: int) -> None
         outbox.send(encode(Ready(core.scheduler.config)))
         _EngineLoop(core, inbox, outbox).run()
     finally:
-        context.destroy(linger=1000)  # ... and an orderly end delivers what was sent
+        context.destroy(linger=linger_ms)  # ... and an orderly end delivers what was sent
 
 
 class _EngineLoop:

@@ -27,6 +27,9 @@ from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, d
 from noria.errors import EngineError
 
 
+LAST_WORDS_MS = 1000
+
+
 class ProcessClient:
     """Talks to an engine's process, which is its own from here on; call `wait_ready` before anything else."""
 
@@ -61,7 +64,8 @@ class ProcessClient:
         poller.register(self._outputs, zmq.POLLIN)
         poller.register(self.process.sentinel, zmq.POLLIN)
         while True:
-            if self._outputs not in dict(poller.poll()):
+            # The last message may arrive a little after its sender has ended.
+            if self._outputs not in dict(poller.poll()) and not self._outputs.poll(LAST_WORDS_MS):
                 raise EngineError(f"the engine process ended while starting (exit code {self._exit_code()})")
             match decode_engine_message(self._outputs.recv()):
                 case Progress(text):

@@ -90,6 +90,10 @@ class NativeExecutor:
         return self._native.kernel
 
     @property
+    def num_threads(self) -> int:
+        return self._native.threads
+
+    @property
     def kv_bytes_per_token(self) -> int:
         return 2 * self._num_layers * self._spec.kv_size * self.itemsize
 

@@ -52,10 +52,9 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Executes one plan. A plan without tokens only brings the batch up to date.
 
-        A request whose logits are unusable fails alone. Raises `EngineError` when all are, when the plan contradicts
-        the batch or the executor returns logits of another shape, and passes on what the executor raises. The plan's
-        requests must then be finished (`Scheduler.abandon` does that) with the next plan; rows that it did not
-        schedule are as they were.
+        A request whose logits are unusable fails alone. Raises `EngineError` when the plan contradicts the batch or the
+        executor returns logits of another shape, and passes on what the executor raises. The plan's requests must then
+        be finished (`Scheduler.abandon` does that) with the next plan; rows that it did not schedule are as they were.
         """
         self.batch.apply(plan)
         if plan.is_empty:
@@ -142,8 +141,6 @@ class ModelRunner:
                 request_ids[row]: f"{_UNUSABLE_LOGITS} for request {request_ids[row]}"
                 for row in np.flatnonzero(~usable).tolist()
             }
-            if len(failed) == len(rows):
-                raise EngineError(f"{_UNUSABLE_LOGITS} for all requests that sample: {', '.join(failed)}")
             for request_id in failed:
                 del token_ids[request_id]
         batch.append_tokens(rows[usable], sampled.token_ids[usable])
