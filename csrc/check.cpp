@@ -137,6 +137,7 @@ Logits run(Executor<T>& executor, const Prompts& prompts, const std::vector<int>
   int num_blocks = 0;
   for (const auto& prompt : prompts) num_blocks += (int(prompt.size()) + block_size - 1) / block_size;
   executor.allocate_kv(int(executor.num_layers()), num_blocks, block_size, 0);
+  if (seed % 2) executor.touch_kv();
   std::vector<int32_t> free(num_blocks);
   std::iota(free.begin(), free.end(), 1);
   std::shuffle(free.begin(), free.end(), std::mt19937(seed));

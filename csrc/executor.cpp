@@ -160,6 +160,18 @@ void Executor<T>::allocate_kv(int num_layers, int num_blocks, int block_size, in
 }
 
 template <typename T>
+void Executor<T>::touch_kv() {
+  constexpr size_t kPageBytes = 4096;
+  shares_.clear();
+  pool_.run([this](int thread) {
+    shares_.run(thread, 0, int(pools_.size()), 1, [&](int layer, int) {
+      volatile T* pool = pools_[layer].data();
+      for (size_t i = 0; i < pools_[layer].size(); i += kPageBytes / sizeof(T)) pool[i] = T(0);
+    });
+  });
+}
+
+template <typename T>
 size_t Executor<T>::weight_bytes() const {
   size_t total = 0;
   for (const auto& matrix : matrices_) total += matrix->data.size() * sizeof(T) + matrix->bias.size() * sizeof(float);

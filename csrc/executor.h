@@ -87,6 +87,9 @@ class Executor {
 
   void allocate_kv(int num_layers, int num_blocks, int block_size, int attention);
 
+  // Has the system provide the pool's memory now, and not one page after the other as it is written to.
+  void touch_kv();
+
   // Raises std::invalid_argument if the batch names a token, slot, block or row that is not there: nothing of that kind
   // reaches the kernels.
   void check(const Batch& batch) const;

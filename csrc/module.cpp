@@ -171,6 +171,7 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
            "attention"_a = -1, "number"_a = 0.0f, "epilogue"_a = "store", "selects"_a = false,
            "on_logit_rows"_a = false, "label"_a = "")
       .def("allocate_kv", &E::allocate_kv, "num_layers"_a, "num_blocks"_a, "block_size"_a, "attention"_a)
+      .def("touch_kv", &E::touch_kv, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward<T>)
       .def("sample", &sample<T>, "logits"_a, "params"_a, "token_ids"_a, "table_rows"_a, "num_tokens"_a,
            "num_prompt_tokens"_a, "chosen"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(),

@@ -149,6 +149,11 @@ class EngineOptions(SchedulingOptions):
     num_kv_blocks: int | None = option(
         None, "Number of KV blocks, whatever memory they take.", aliases=("--num-gpu-blocks-override",)
     )
+    prefault_kv_cache: bool = option(
+        False,
+        "Take all KV memory from the system at start, not as it is used (native executor): "
+        "then no request pays for page faults.",
+    )
     seed: int = option(0, "Seed of the stream from which requests without a seed of their own get theirs.")
     threads: int | None = option(None, "Threads of the forward pass. Default: the cores this process may use.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,21 @@ def test_what_is_not_there_never_reaches_native_code(tmp_path: Path, field: str,
     getattr(batch, field).flat[-1] = value
     with pytest.raises(ValueError, match=message):
         executor.forward(batch)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
+@pytest.mark.parametrize("prefault", [False, True])
+def test_kv_memory_is_taken_at_start_or_as_it_is_used(tmp_path: Path, prefault: bool) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    executor = NativeExecutor(open_model(tmp_path), dtype="float32", threads=2, prefault_kv=prefault)
+    num_blocks = 64 * 2**20 // (16 * executor.kv_bytes_per_token)
+    before = _resident_bytes()
+    executor.allocate_kv(num_blocks, 16)
+    assert (_resident_bytes() - before > 60 * 2**20) == prefault
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_block_sizes_that_do_not_suit_it_are_refused(tmp_path: Path) -> None:

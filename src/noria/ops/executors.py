@@ -60,7 +60,13 @@ def _native(model: ModelFiles, options: EngineOptions, report: Report | None) ->
 
     if (why_not := _why_not_native(options)) is not None:
         raise OptionError(f"{why_not}; executor=torch runs without it")
-    executor = NativeExecutor(model, dtype=options.dtype, threads=options.threads, report=report)
+    executor = NativeExecutor(
+        model,
+        dtype=options.dtype,
+        threads=options.threads,
+        prefault_kv=options.prefault_kv_cache,
+        report=report,
+    )
     logger.info("native executor: %s, %d threads", executor.kernel, executor.num_threads)
     return executor
 

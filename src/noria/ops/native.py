@@ -42,6 +42,7 @@ class NativeExecutor:
 
     `dtype` is "float32" or "bfloat16". `threads`: of the executor's own pool (None: the cores this process may use).
     `use_amx`: bfloat16 products on AMX tiles (None: where the machine has them).
+    `prefault_kv`: take the KV pool's memory from the system when it is allocated, not as it is used.
     `report(done, total)` is called while loading, in numbers of the matrices. Raises `OptionError` when this machine or
     build cannot do it, and `ModelError` for the model's faults.
     """
@@ -55,6 +56,7 @@ class NativeExecutor:
         dtype: str,
         threads: int | None = None,
         use_amx: bool | None = None,
+        prefault_kv: bool = False,
         report: Callable[[int, int], None] | None = None,
     ) -> None:
         if (why_not := why_unavailable()) is not None:
@@ -66,6 +68,7 @@ class NativeExecutor:
         constants = architecture.constants(model.config)
         shapes = plan.shapes | {name: value.shape for name, value in constants.items()}
         self.config: ModelConfig = model.config
+        self._prefault_kv = prefault_kv
         self.program = lower(record(architecture.forward, partial(architecture.bind, model.config), shapes, _NO_BATCH))
         self.itemsize = 4 if dtype == "float32" else 2
         """Bytes of one number of the weights, of KV, and of what products read."""
@@ -102,6 +105,8 @@ class NativeExecutor:
             raise OptionError(why_not)
         try:
             self._native.allocate_kv(self._num_layers, num_blocks, block_size, 0)
+            if self._prefault_kv:
+                self._native.touch_kv()
         except MemoryError as error:
             gib = num_blocks * block_size * self.kv_bytes_per_token / 2**30
             raise OptionError(
