@@ -5,7 +5,7 @@ import pytest
 from noria.config import SchedulerConfig
 from noria.core.events import FinishReason
 from noria.core.plan import StepPlan, StepResult
-from noria.core.scheduler import Scheduler
+from noria.core.scheduler import PauseMode, Scheduler
 from noria.engine.client import InProcessClient
 from noria.engine.core import MAX_FAILED_STEPS, EngineCore
 from noria.engine.messages import EngineRequest
@@ -219,6 +219,31 @@ def test_where_the_time_goes_is_counted_while_there_is_something_to_run():
         for pause_s in (1000, 5, 5, 5):  # the last step only tells the worker; before the first there was nothing to do
             step(pause_s)
     assert stats.phase_s == {"schedule": 6 * 1, "execute": 6 * (10 + 1), "between": 4 * (5 + 1)}
+
+
+@pytest.mark.parametrize(("mode", "resumes"), [(PauseMode.KEEP, True), (PauseMode.WAIT, False)])
+def test_a_pause_is_no_time_between_steps(mode, resumes):
+    """While a pause waits for those that have begun, the time between their steps counts from the second on."""
+    clock = TickingClock()
+    core = EngineCore(
+        Scheduler(SchedulerConfig(max_model_len=128, num_blocks=64, block_size=4)), SlowRunner(clock), clock=clock
+    )
+    stats = EngineStats(64)
+
+    def step(pause_s: float) -> None:
+        clock.advance(pause_s)
+        core.step()
+        stats.add(core.records[-1])
+
+    core.add_request(request("r"))  # three tokens
+    step(0)
+    core.pause(mode)
+    clock.advance(60)
+    if resumes:
+        core.resume()
+    step(5)
+    step(5)
+    assert stats.phase_s["between"] == 5 + 1
 
 
 def test_a_failed_step_took_its_time_too():

@@ -12,7 +12,14 @@ from models.support import pack, tiny_model
 from noria.bench import machine as bench_machine
 from noria.bench.floor import StepCosts, StepShape, Work
 from noria.bench.kernels import time_kernels
-from noria.bench.machine import MachineState, MachineWatch, cpu_name, measure_machine
+from noria.bench.machine import (
+    MachineState,
+    MachineWatch,
+    cpu_name,
+    last_cache_bytes,
+    measure_machine,
+    read_buffer_bytes,
+)
 from noria.bench.watched import StepLog
 from noria.cli.app import run
 from noria.errors import OptionError
@@ -94,6 +101,7 @@ def test_everything_is_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     state = measure_machine(2)
     assert state.read_gb_s is not None
     assert 0.1 < state.read_gb_s < 10_000
+    assert state.read_buffer_mib == read_buffer_bytes(last_cache_bytes()) / 2**20
     for value in (state.bfloat16_tflops, state.bfloat16_register_tflops, state.float32_tflops):
         assert value is not None
         assert 0.001 < value < 1000
@@ -109,6 +117,15 @@ def test_without_native_code_there_is_nothing_to_report(monkeypatch: pytest.Monk
     machine = MachineWatch()
     assert log.summary(1.0, machine) == {"floor_s": None, "floor_ratio": None}
     assert machine.report()["after"] == MachineState()
+
+
+def test_what_is_read_is_eight_times_the_last_cache_within_limits(tmp_path: Path) -> None:
+    assert last_cache_bytes(tmp_path) == 0
+    for number, size in enumerate(["48K", "32K", "1024K", "98304K"]):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
+    assert last_cache_bytes(tmp_path) == 96 * 2**20
+    assert [read_buffer_bytes(mib * 2**20) / 2**20 for mib in (0, 96, 500)] == [256, 768, 1024]
 
 
 def test_the_processor_is_named(tmp_path: Path) -> None:
@@ -136,9 +153,18 @@ def test_the_steps_of_a_run_are_logged_with_their_floors(executor: NativeExecuto
     assert np.array_equal(watched.forward(batch), expected)
     watched.forward(pack([([1, 2, 3, 4, 5], 4, [2])], 16, wanted="last"))
     assert [step.shape.num_tokens for step in log.steps] == [4, 1]
-    summary = log.summary(2.0, watch(10.0, 10.0))
+    costs = StepCosts(executor.program, executor.itemsize)
+    weights_a_second, peak = costs.weight_bytes / 1e9, 1e6  # so slow and so fast that reading counts alone
+    summary = log.summary(4.0, watch(weights_a_second, weights_a_second, peak=peak))
+    kv_s = sum(costs.work(step.shape)["attention"].num_bytes for step in log.steps) / costs.weight_bytes
+    assert kv_s > 0.01
+    assert summary["floor_s"] == pytest.approx(2 + kv_s, rel=1e-5)
+    assert summary["floor_ratio"] == pytest.approx(4 / (2 + kv_s), abs=1e-3)
+    assert summary["floor_by_kind_s"]["attention"] == pytest.approx(kv_s, rel=1e-5)
     floors = log.floors(watch(10.0))
-    assert summary["floor_s"] == pytest.approx(sum(sum(floor.values()) for floor in floors), abs=1e-3)
+    assert log.summary(2.0, watch(10.0, 10.0))["floor_s"] == pytest.approx(
+        sum(sum(floor.values()) for floor in floors), rel=1e-5
+    )
     assert set(summary["by_kind_s"]) == {"linears", "logits", "attention", "rotary_kv", "norm", "other"}
     assert log.floors(watch(10.0), peak_tflops=1e-9)[0]["linears"] > 1e6 * floors[0]["linears"]
 

@@ -145,3 +145,15 @@ def test_block_sizes_that_do_not_suit_it_are_refused(tmp_path: Path) -> None:
 def _need(use_amx: bool) -> None:
     if use_amx and not _native.has_amx_bf16():
         pytest.skip("this CPU has no AMX")
+
+
+def test_a_refused_batch_leaves_the_next_one_untimed(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    executor = NativeExecutor(open_model(tmp_path), dtype="float32", threads=2)
+    executor.allocate_kv(8, 16)
+    with pytest.raises(ValueError, match="token"):
+        executor.forward_timed(pack([([10**6], 0, [1])], 16, wanted="last"))
+    batch = pack([([1, 2], 0, [1])], 16, wanted="last")
+    executor.forward(batch)
+    assert executor._native.seconds == []
+    assert len(executor.forward_timed(batch)[1]) == len(executor.program.operations)

@@ -87,7 +87,7 @@ def test_raw_rows_of_safetensors_hold_its_values(
 
 @dataclass
 class Requantised:
-    """A model file whose matrices come in another encoding; `encodings` None: native code knows none of them."""
+    """A model file whose matrices come in another encoding; not `is_known`: in one that native code does not know."""
 
     inner: object
     encoding: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -22,6 +23,33 @@ def test_the_engine_starts_before_anything_heavy_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+SLOW_IMPORTS = """
+import sys, time
+from functools import partial
+from noria.config import ServerOptions
+from noria.server.scripted import open_scripted
+from noria.server.start import serve
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == "noria.server.run":
+            time.sleep(2)
+
+sys.meta_path.insert(0, Slow())
+sys.exit(serve(partial(open_scripted, {}), ServerOptions(port=0)))
+"""
+
+
+def test_the_time_that_starting_took_has_the_imports_in_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", SLOW_IMPORTS], stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        [took_s] = next(
+            found for line in server.stderr if (found := re.findall(r"Noria serves .* after (\S+) s", line))
+        )
+        server.terminate()
+    assert 2 <= float(took_s) < 60
 
 
 def test_closing_ends_the_process_and_removes_its_sockets() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from noria.bench.machine import MachineState, cpu_name, measure_machine
+from noria.bench.timeline import significant
 from noria.errors import NoriaError, OptionError
 from noria.ops.native import num_cores
 
@@ -33,23 +34,21 @@ def compare_commands(
 ) -> dict[str, Any]:
     """Medians and extremes of both, and of ours / peer within pairs, of each field.
 
-    `run(command)` gives what a command reports; the default runs it in a shell. Raises `OptionError` for a field that
-    is no number in both, `NoriaError` for a command that fails.
+    Without `fields`, those that are numbers in all results. `run(command)` gives what a command reports; the default
+    runs it in a shell. Raises, after the pair that shows it, `OptionError` for a field that is no number in both, and
+    `NoriaError` if there is nothing to compare or for a command that fails.
     """
     if num_pairs < 1:
         raise OptionError(f"--runs must be at least 1, not {num_pairs}")
     run_command = run or _run
     pairs: list[tuple[Result, Result]] = []
     states: list[MachineState] = []
+    names: list[str] = []
     for number in range(1, num_pairs + 1):
         states.append(measure(num_cores()))
         pairs.append((run_command(ours), run_command(peer)))
+        names = _names_to_compare(fields, pairs, ours, peer)
         logger.info("pair %d of %d is done", number, num_pairs)
-    names = list(fields) or [name for name in pairs[0][0] if all(map(_has_number(name), pairs[0]))]
-    for name in names:
-        for command, results in zip((ours, peer), zip(*pairs, strict=True), strict=True):
-            if not all(map(_has_number(name), results)):
-                raise OptionError(f'--field {name}: "{command}" did not report a number of that name each time')
     return {
         "runs": num_pairs,
         "ours": {name: _spread([pair[0][name] for pair in pairs]) for name in names},
@@ -74,12 +73,23 @@ def _run(command: str) -> Result:
     return result
 
 
-def _has_number(name: str) -> Callable[[Result], bool]:
-    def has(result: Result) -> bool:
-        value = result.get(name)
-        return isinstance(value, int | float) and not isinstance(value, bool)
+def _names_to_compare(fields: Sequence[str], pairs: Sequence[tuple[Result, Result]], ours: str, peer: str) -> list[str]:
+    """The fields that were asked for, or all that are numbers in every result so far."""
+    for name in fields:
+        for command, result in zip((ours, peer), pairs[-1], strict=True):
+            if not _has_number(result, name):
+                raise OptionError(f'--field {name}: "{command}" did not report a number of that name')
+    if fields:
+        return list(fields)
+    names = [name for name in pairs[0][0] if all(_has_number(result, name) for pair in pairs for result in pair)]
+    if not names:
+        raise NoriaError(f'"{ours}" and "{peer}" reported no number under the same name each time')
+    return names
 
-    return has
+
+def _has_number(result: Result, name: str) -> bool:
+    value = result.get(name)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _ratios(pairs: Sequence[tuple[Result, Result]], name: str) -> list[float]:
@@ -91,7 +101,7 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     return {
-        "median": round(statistics.median(values), 4),
-        "min": round(min(values), 4),
-        "max": round(max(values), 4),
+        "median": significant(statistics.median(values)),
+        "min": significant(min(values)),
+        "max": significant(max(values)),
     }

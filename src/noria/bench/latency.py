@@ -1,7 +1,7 @@
 """`noria bench latency`: one stream at a time in this process: time to the first token, and time per token.
 
-Beside it stands the floor of a token: the bytes that must be read for it (the weights of all products, and the KV at
-that context) over the memory bandwidth of the same run.
+Beside it stands the floor of a token (`noria.bench.floor`), with the machine's speed in the same run: reading the
+weights of all products and the KV of its context, or computing with them where that takes longer.
 """
 
 from __future__ import annotations

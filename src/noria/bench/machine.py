@@ -7,7 +7,6 @@ native code (csrc/machine.h); where that was not built or cannot run, they are n
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,8 @@ class MachineState(msgspec.Struct, frozen=True, kw_only=True):
 
     read_gb_s: float | None = None
     """All threads reading memory, in 10^9 bytes per second."""
+    read_buffer_mib: int | None = None
+    """How much memory they read for that."""
     round_trip_ns: float | None = None
     """A cache line from the first core to the last and back."""
     bfloat16_tflops: float | None = None
@@ -87,8 +88,10 @@ def measure_machine(threads: int) -> MachineState:
         return MachineState()
     from noria.ops import _native
 
+    buffer_bytes = read_buffer_bytes(last_cache_bytes())
     return MachineState(
-        read_gb_s=round(_native.read_bandwidth(threads, _buffer_bytes()) / 1e9, 1),
+        read_gb_s=round(_native.read_bandwidth(threads, buffer_bytes) / 1e9, 1),
+        read_buffer_mib=buffer_bytes // 2**20,
         round_trip_ns=round(_native.round_trip_seconds() * 1e9, 0) or None,
         bfloat16_tflops=round(_native.bfloat16_kernel_flops(threads) / 1e12, 3),
         bfloat16_register_tflops=round(_native.bfloat16_register_flops(threads) / 1e12, 3),
@@ -97,9 +100,15 @@ def measure_machine(threads: int) -> MachineState:
     )
 
 
-def _buffer_bytes() -> int:
-    cache_bytes = os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names else 0
+def read_buffer_bytes(cache_bytes: int) -> int:
+    """How much is read to measure the memory behind a last cache of that size."""
     return min(max(8 * cache_bytes, LEAST_BUFFER_BYTES), MOST_BUFFER_BYTES)
+
+
+def last_cache_bytes(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """The size of the first core's last cache, which is its largest; 0 where the system does not tell."""
+    sizes = [path.read_text().strip() for path in caches.glob("index*/size")]
+    return max((int(size.removesuffix("K")) * 1024 for size in sizes), default=0)  # Linux writes all of them in K
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

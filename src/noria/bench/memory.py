@@ -1,7 +1,9 @@
 """How much memory a server takes: `PeakMemory` samples a process and its children while they run. Linux only.
 
 PSS (proportional set size) counts a page that several processes share once, in parts. Pages of the model's file are
-counted apart: the system can drop them at any time, and reads them again when they are needed.
+counted apart: the system can drop them at any time, and reads them again when they are needed. They are known by how
+they are mapped, shared and read-only (code and libraries are mapped privately), and not by the file's name: a download
+cache keeps its files under their hashes, and the system tells that name, not the link's.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from pathlib import Path
 from typing import Self
 
 SAMPLE_S = 0.02
-_MODEL_FILES = (".gguf", ".safetensors")
 _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ ")
+_MODEL_MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ r--s .* /", re.MULTILINE)
 
 
 class PeakMemory:
@@ -69,14 +71,14 @@ def pss_bytes(pid: int) -> tuple[int, int]:
 
 
 def _maps_model(pid: int) -> bool:
-    return any(line.endswith(_MODEL_FILES) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    return _MODEL_MAPPING.search(Path(f"/proc/{pid}/maps").read_text()) is not None
 
 
 def _model_pages_kb(pid: int) -> int:
     is_model, total = False, 0
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if _MAPPING.match(line):
-            is_model = line.endswith(_MODEL_FILES)
+            is_model = _MODEL_MAPPING.match(line) is not None
         elif is_model and line.startswith("Pss:"):
             total += int(line.split()[1])
     return total

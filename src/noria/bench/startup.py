@@ -22,6 +22,8 @@ from noria.bench.memory import PeakMemory
 from noria.errors import NoriaError, OptionError
 
 POLL_S = 0.01
+STOP_S = 10.0
+"""How long a server may take to end when it is told to."""
 
 
 def measure_startup(arguments: Sequence[str], *, num_runs: int, timeout_s: float = 300.0) -> dict[str, Any]:
@@ -79,8 +81,17 @@ def _one_run(
             times["first_token_s"] = time.perf_counter() - began_s
         return times
     finally:
+        _stop(server)
+
+
+def _stop(server: subprocess.Popen[str]) -> None:
+    """Ends it, by force if it does not end by itself; what it still says is read, so that it need not wait for us."""
+    with server:
         server.terminate()
-        server.communicate()
+        try:
+            server.communicate(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 def _free_port() -> int:

@@ -74,3 +74,8 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 def rounded(value: float | None, digits: int, *, scale: float = 1.0) -> float | None:
     """The value times `scale`; None stays None."""
     return None if value is None else round(value * scale, digits)
+
+
+def significant(value: float) -> float:
+    """The value to six significant digits, however small or large it is."""
+    return float(f"{value:.6g}")

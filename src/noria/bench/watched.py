@@ -8,6 +8,7 @@ from typing import Any
 
 from noria.bench.floor import COSTED, KINDS, StepCosts, StepShape, kind_of
 from noria.bench.machine import MachineWatch
+from noria.bench.timeline import significant
 from noria.ops.native import NativeExecutor
 from noria.runner.executor import Executor, Float32Array, ForwardBatch, Sampler
 
@@ -82,14 +83,14 @@ class StepLog:
         floor_by_kind = {kind: sum(floor[kind] for floor in floors) for kind in COSTED}
         floor_s = sum(floor_by_kind.values())
         result: dict[str, Any] = {
-            "floor_s": round(floor_s, 3),
+            "floor_s": significant(floor_s),
             "floor_ratio": round(wall_s / floor_s, 3),
-            "floor_by_kind_s": {kind: round(seconds, 3) for kind, seconds in floor_by_kind.items()},
-            "executor_s": round(sum(step.seconds for step in self.steps), 3),
+            "floor_by_kind_s": {kind: significant(seconds) for kind, seconds in floor_by_kind.items()},
+            "executor_s": significant(sum(step.seconds for step in self.steps)),
         }
         if self.times_operations:
             spent = {kind: sum(step.by_kind.get(kind, 0.0) for step in self.steps) for kind in KINDS}
-            result["by_kind_s"] = {kind: round(seconds, 3) for kind, seconds in spent.items()}
+            result["by_kind_s"] = {kind: significant(seconds) for kind, seconds in spent.items()}
         return result
 
 

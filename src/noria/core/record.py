@@ -55,6 +55,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     kv: KVUsage
     refusals: dict[str, int] = {}
     """Requests that were refused for now since the previous record, counted by the error's code."""
+    pause_began: bool = False
+    """Whether a pause began since the previous record: then the engine had no use for all the time from there."""
     error: str | None = None
     """Why the plan was not executed, if it was not; its requests have ended then."""
 

@@ -77,6 +77,7 @@ class Scheduler:
         self._arrivals: list[Arrival] = []  # told to the next record
         self._endings: list[Ending] = []  # likewise
         self._refusals: dict[str, int] = {}  # likewise
+        self._pause_began = False  # likewise
         self.num_arrived = self.num_arrived_at_plan = 0
         self._num_steps = 0
         self._planned_s = 0.0
@@ -345,6 +346,7 @@ class Scheduler:
                 arrivals=tuple(self._arrivals),
                 endings=tuple(self._endings),
                 refusals=self._refusals,
+                pause_began=self._pause_began,
                 planned_s=self._planned_s,
                 started_s=self._planned_s if started_s is None else started_s,
                 updated_s=now_s,
@@ -358,6 +360,7 @@ class Scheduler:
         self._arrivals.clear()
         self._endings.clear()
         self._refusals = {}
+        self._pause_began = False
         self._num_entries_kept += len(plan.num_scheduled_tokens)
         config = self.config
         while len(self.records) > config.num_records_kept or (
@@ -381,6 +384,7 @@ class Scheduler:
     def pause(self, mode: PauseMode, now_s: float) -> list[RequestEvent]:
         """Stops admitting, or everything, until `resume`. Returns the last events of those that it ends."""
         self.paused = mode
+        self._pause_began = True
         if mode is not PauseMode.ABORT:
             return []
         everybody = [*self.running, *self.waiting]

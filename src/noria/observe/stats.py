@@ -127,7 +127,8 @@ class EngineStats:
     def _add_times(self, record: StepRecord) -> None:
         is_busy = not record.plan.is_empty
         if is_busy:
-            if self._busy_since_s is not None:
+            # A pause that goes on needs no look: its steps run something, or are empty and end the busy time.
+            if self._busy_since_s is not None and not record.pause_began:
                 self.phase_s["between"] += record.planned_s - self._busy_since_s
             self.phase_s["schedule"] += record.started_s - record.planned_s
             self.phase_s["execute"] += record.updated_s - record.started_s

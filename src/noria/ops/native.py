@@ -126,8 +126,10 @@ class NativeExecutor:
     def forward_timed(self, batch: ForwardBatch) -> tuple[Float32Array, list[tuple[Operation, float]]]:
         """What `forward` returns, and how many seconds each operation took."""
         self._native.timed = True
-        logits = self.forward(batch)
-        self._native.timed = False
+        try:
+            logits = self.forward(batch)
+        finally:
+            self._native.timed = False
         return logits, list(zip(self.program.operations, self._native.seconds, strict=True))
 
     def time_operations(self, batch: ForwardBatch) -> list[tuple[Operation, float]]:

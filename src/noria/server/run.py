@@ -40,12 +40,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def run_server(started: Future[tuple[Served, EngineProcess]], options: ServerOptions, listener: socket.socket) -> int:
-    """Serves what `started` comes to hold, on a bound socket, until told to stop; returns the exit code."""
+def run_server(
+    started: Future[tuple[Served, EngineProcess]], options: ServerOptions, listener: socket.socket, began_s: float
+) -> int:
+    """Serves what `started` comes to hold, on a bound socket, until told to stop; returns the exit code.
+
+    `began_s`: when starting began, on the monotonic clock.
+    """
     if options.access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        return runner.run(_Server(started, options, listener).run())
+        return runner.run(_Server(started, options, listener, began_s).run())
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
@@ -105,9 +110,14 @@ class _UvicornServer(uvicorn.Server):
 
 class _Server:
     def __init__(
-        self, started: Future[tuple[Served, EngineProcess]], options: ServerOptions, listener: socket.socket
+        self,
+        started: Future[tuple[Served, EngineProcess]],
+        options: ServerOptions,
+        listener: socket.socket,
+        began_s: float,
     ) -> None:
         self._started = started
+        self._began_s = began_s
         self._options = options
         self._listener = listener
         self._state = ServerState(options)
@@ -146,7 +156,6 @@ class _Server:
         return self._exit_code
 
     async def _start(self) -> None:
-        started_s = time.monotonic()
         try:
             served, process = await asyncio.wrap_future(self._started)
             self._state.names = self._options.served_model_name or (served.name,)
@@ -170,7 +179,7 @@ class _Server:
         else:
             if self._state.phase is Phase.LOADING:
                 self._state.phase = Phase.READY
-                self._announce(time.monotonic() - started_s)
+                self._announce(time.monotonic() - self._began_s)
 
     @property
     def _url(self) -> str:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -55,12 +56,13 @@ def find_served(model: str | None, engine: EngineOptions) -> Served:
 
 def serve(find: Callable[[], Served], options: ServerOptions) -> int:
     """Serves until told to stop; returns the exit code. Raises `OptionError` if the address cannot be bound."""
+    began_s = time.monotonic()
     signal.signal(signal.SIGTERM, _leave)  # until the server takes over
     listener = _bind(options.host, options.port)
     with contextlib.closing(listener), contextlib.closing(Launch(find)) as launch:
         from noria.server.run import run_server
 
-        return run_server(launch.started, options, listener)
+        return run_server(launch.started, options, listener, began_s)
 
 
 class Launch:
