@@ -12,7 +12,7 @@ from cyclopts import App
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.cli.options import SAMPLING_HELP, UsageError, parse_count, takes_options
+from noria.cli.options import SAMPLING_HELP, WITHOUT_A_FLAG, UsageError, parse_count, takes_options
 from noria.config import EngineOptions
 from noria.sampling import SamplingParams
 
@@ -47,7 +47,8 @@ def test_without_arguments_the_defaults_hold() -> None:
 
 def test_every_option_has_help() -> None:
     assert all(spec.metadata["help"] for spec in dataclasses.fields(EngineOptions))
-    assert list(SAMPLING_HELP) == [spec.name for spec in msgspec.structs.fields(SamplingParams)]
+    names = [spec.name for spec in msgspec.structs.fields(SamplingParams)]
+    assert list(SAMPLING_HELP) == [name for name in names if name not in WITHOUT_A_FLAG]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +76,16 @@ def test_every_engine_option_has_a_flag_its_aliases_and_a_variable(
 
 def test_sampling_flags() -> None:
     numbers = ["--temperature", "0.5", "--max-tokens", "2k", "--stop-token-ids", "3", "--seed=-4"]
+    numbers += ["--allowed-token-ids", "7", "--allowed-token-ids", "8", "--min-tokens", "2", "--prompt-logprobs", "1"]
     _, sampling = parse([*numbers, "--stop", "a", "--stop=-b", "--ignore-eos", "--no-skip-special-tokens"])
     assert sampling == SamplingParams(
         temperature=0.5,
         stop=("a", "-b"),
         max_tokens=2000,
         stop_token_ids=(3,),
+        allowed_token_ids=(7, 8),
+        min_tokens=2,
+        prompt_logprobs=1,
         seed=-4,
         ignore_eos=True,
         skip_special_tokens=False,
