@@ -1,4 +1,4 @@
-"""What requests may ask of single tokens, through scheduler, runner and sampler: biases, masks, least lengths, scores of
+"""What requests may ask of single tokens, from scheduler to sampler: biases, masks, least lengths, scores of
 prompts. Each answer must be the request's own, whatever the budget, the memory, the cache and the neighbours."""
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noria.cli.options import SAMPLING_HELP, WITHOUT_A_FLAG, UsageError, parse_count, takes_options
-from noria.config import EngineOptions
+from noria.config import EngineOptions, ServerOptions
+from noria.errors import OptionError
 from noria.sampling import SamplingParams
 
 
@@ -131,3 +132,27 @@ def test_values_out_of_bounds_are_usage_errors() -> None:
 def test_what_the_scheduler_could_not_work_with_is_a_usage_error(arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse(arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value", "what"),
+    [
+        (EngineOptions, "max_num_seqs", "64", "a whole number"),
+        (EngineOptions, "max_num_seqs", 64.0, "a whole number"),
+        (EngineOptions, "max_num_seqs", True, "a whole number"),
+        (EngineOptions, "max_num_seqs", None, "a whole number"),
+        (EngineOptions, "num_kv_blocks", "9", "a whole number or None"),
+        (EngineOptions, "watermark", "0.1", "a number"),
+        (EngineOptions, "watermark", False, "a number"),
+        (EngineOptions, "request_deadline_s", [1], "a number or None"),
+        (EngineOptions, "enable_prefix_caching", 1, "True or False"),
+        (EngineOptions, "enable_prefix_caching", "no", "True or False"),
+        (EngineOptions, "dtype", None, "a text"),
+        (EngineOptions, "scheduling_policy", 3, "a text"),
+        (ServerOptions, "served_model_name", "one", "a list of texts"),
+        (ServerOptions, "port", "8000", "a whole number"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_by_name(options: Any, name: str, value: Any, what: str) -> None:
+    with pytest.raises(OptionError, match=f"^{name} must be {what}, not "):
+        options(**{name: value})
