@@ -10,16 +10,6 @@ from noria.core.plan import Limit, StepResult
 from noria.errors import EngineError, RequestError
 
 
-def scored(world: World, request_id: str) -> list[int]:
-    """The positions that were told while the world runs to its end; the scripted runner writes them as -logprob."""
-    told: list[int] = []
-    while world.scheduler.has_unfinished:
-        for event in world.update(world.schedule()):
-            if event.request_id == request_id:
-                told += [int(-position.logprob) for position in event.prompt_logprobs]
-    return told
-
-
 def test_a_prompt_is_told_chunk_by_chunk_before_there_are_tokens():
     world = World(max_num_batched_tokens=4)
     world.add("r", 10, prompt_logprobs=0, max_tokens=2)
@@ -35,14 +25,12 @@ def test_a_prompt_is_told_chunk_by_chunk_before_there_are_tokens():
 def test_each_token_is_told_once_however_often_the_request_is_preempted(budget, num_steps):
     world = World(max_num_batched_tokens=budget)
     world.add("r", 22, prompt_logprobs=0, max_tokens=6)
-    told = []
     for _ in range(num_steps):
         if "r" in world.scheduler.running:
             world.preempt("r")
-        if world.scheduler.has_unfinished:
-            for event in world.update(world.schedule()):
-                told += [int(-position.logprob) for position in event.prompt_logprobs]
-    assert told + scored(world, "r") == list(range(1, 22))
+        world.step()
+    world.run()
+    assert world.scores["r"] == list(range(1, 22))
     assert len(world.outputs["r"]) == 6
 
 
