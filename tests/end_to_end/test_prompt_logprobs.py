@@ -38,7 +38,7 @@ def assert_equal_to_transformers(found: list[list[TokenLogprobs]], prompts: list
         assert [position.token_id for position in positions] == prompt[1:]
         own = [position.logprob for position in positions]
         np.testing.assert_allclose(own, expected[np.arange(len(own)), prompt[1:]], atol=1e-3)
-        top = [[value for _, value in position.top] for position in positions]
+        top = np.array([[value for _, value in position.top] for position in positions]).reshape(-1, 5)
         np.testing.assert_allclose(top, -np.sort(-expected, axis=1)[:, :5], atol=1e-3)
 
 
