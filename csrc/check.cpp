@@ -295,7 +295,8 @@ struct SamplingCase {
   int num_rows, vocabulary, mask_words;
   Vector logits;
   std::vector<RowParams> params;
-  std::vector<int32_t> token_ids, num_tokens, num_prompt_tokens, mask_of_row;
+  std::vector<int32_t> token_ids, num_tokens, num_prompt_tokens, mask_of_row, bias_start, bias_ids;
+  Vector biases;
   std::vector<int64_t> table_rows;
   std::vector<uint32_t> masks;
 
@@ -326,14 +327,20 @@ struct SamplingCase {
       table_rows.push_back(rows - 1 - row);
       mask_of_row.push_back(row % 3 - 1);
     }
+    for (int row = 0; row <= rows; ++row) {
+      bias_start.push_back(int32_t(bias_ids.size()));
+      if (row == rows || row % 9 != 6) continue;
+      bias_ids.push_back(int32_t(random() % size));  // one token is lifted above all others
+      biases.push_back(1000);
+    }
     for (int i = 0; i < rows * kTokens; ++i) token_ids.push_back(int32_t(random() % size));
     for (uint32_t& word : masks) word = uint32_t(random());
     masks[0] |= 1;
     masks[size_t(mask_words)] |= 1;
   }
 
-  // Rows begin .. end - 1, in one call.
-  Sampled sample(Sampler& sampler, ThreadPool& pool, int begin, int end) const {
+  // Rows begin .. end - 1, in one call; with `given`, only the log-probabilities of those tokens.
+  Sampled sample(Sampler& sampler, ThreadPool& pool, int begin, int end, const std::vector<int32_t>& given = {}) const {
     Sampled found;
     const size_t count = size_t(end - begin);
     found.chosen.resize(count);
@@ -355,6 +362,15 @@ struct SamplingCase {
     rows.num_masks = 2;
     rows.masks = masks.data();
     rows.mask_of_row = mask_of_row.data() + begin;
+    std::vector<int32_t> starts(bias_start.begin() + begin, bias_start.begin() + end + 1);
+    const int32_t first_bias = starts[0];
+    for (int32_t& start : starts) start -= first_bias;
+    rows.num_biases = starts.back();
+    rows.bias_start = starts.data();
+    rows.bias_ids = bias_ids.data() + first_bias;
+    rows.biases = biases.data() + first_bias;
+    rows.chosen_is_given = !given.empty();
+    std::copy(given.begin(), given.end(), found.chosen.begin());
     rows.max_top = kTop;
     rows.chosen = found.chosen.data();
     rows.logprobs = found.logprobs.data();
@@ -380,12 +396,21 @@ void check_sampling(int num_rows, int vocabulary) {
     expect((chosen == kUnusable) == (row % 7 == 5), "NaN makes its row unusable, and no other");
     if (chosen < 0) continue;
     const int mask = rows.mask_of_row[row];
+    if (rows.bias_start[row] < rows.bias_start[row + 1]) {
+      const int32_t lifted = rows.bias_ids[rows.bias_start[row]];
+      const bool is_free = mask < 0 || rows.masks[size_t(mask) * rows.mask_words + lifted / 32] >> lifted % 32 & 1;
+      const bool is_possible = rows.logits[size_t(row) * vocabulary + lifted] > -INFINITY;
+      expect(chosen == lifted || !is_free || !is_possible, "a great bias decides, where the mask lets it");
+    }
     expect(mask < 0 || rows.masks[size_t(mask) * rows.mask_words + chosen / 32] >> chosen % 32 & 1, "the mask holds");
     if (!rows.params[row].wants_logprobs) continue;
     const float* x = rows.logits.data() + size_t(row) * vocabulary;
     double sum = 0;
     for (int i = 0; i < vocabulary; ++i) sum += std::exp(double(x[i]));
     expect(together.logprobs[row] == alone.logprobs[0], "a row's log-probability alone and among others");
+    const Sampled given = rows.sample(sampler, one, row, row + 1, {chosen});
+    expect(given.chosen[0] == chosen && given.logprobs[0] == alone.logprobs[0] && given.ranks[0] == alone.ranks[0],
+           "a given token's log-probability is that of the chosen one");
     expect(std::abs(together.logprobs[row] - (x[chosen] - std::log(sum))) < 1e-5, "log-probabilities agree with double");
     std::vector<int> order(vocabulary);
     std::iota(order.begin(), order.end(), 0);

@@ -17,6 +17,7 @@ namespace {
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IntTable = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatList = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using EncodedTable = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Values = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using Logits = nb::ndarray<nb::numpy, const float, nb::ndim<2>>;
@@ -62,7 +63,9 @@ Logits forward(Executor<T>& self, Ints token_ids, Ints positions, Ints slots, In
 template <typename T>
 void sample(Executor<T>& self, Floats logits, Records params, IntTable token_ids, Longs table_rows, Ints num_tokens,
             Ints num_prompt_tokens, Out<int32_t, 1> chosen, Out<double, 1> logprobs, Out<int32_t, 1> ranks,
-            Out<int32_t, 2> top_ids, Out<double, 2> top_logprobs, std::optional<Words> masks, std::optional<Ints> mask_of_row) {
+            Out<int32_t, 2> top_ids, Out<double, 2> top_logprobs, std::optional<Words> masks, std::optional<Ints> mask_of_row,
+            std::optional<Ints> bias_start, std::optional<Ints> bias_ids, std::optional<FloatList> biases,
+            bool chosen_is_given) {
   const size_t num_rows = logits.shape(0);
   check(params.shape(0) == num_rows && table_rows.size() == num_rows && num_tokens.size() == num_rows &&
             num_prompt_tokens.size() == num_rows && chosen.size() == num_rows && logprobs.size() == num_rows &&
@@ -94,6 +97,15 @@ void sample(Executor<T>& self, Floats logits, Records params, IntTable token_ids
     rows.masks = masks->data();
     rows.mask_of_row = mask_of_row->data();
   }
+  if (bias_start) {
+    check(bias_start->size() == num_rows + 1 && bias_ids && biases && bias_ids->size() == biases->size(),
+          "biases begin and end for each row, and each has a token");
+    rows.num_biases = int(biases->size());
+    rows.bias_start = bias_start->data();
+    rows.bias_ids = bias_ids->data();
+    rows.biases = biases->data();
+  }
+  rows.chosen_is_given = chosen_is_given;
   rows.check();
   nb::gil_scoped_release released;
   self.sample(rows);
@@ -175,7 +187,8 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
       .def("forward", &forward<T>)
       .def("sample", &sample<T>, "logits"_a, "params"_a, "token_ids"_a, "table_rows"_a, "num_tokens"_a,
            "num_prompt_tokens"_a, "chosen"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(),
-           "top_ids"_a.noconvert(), "top_logprobs"_a.noconvert(), "masks"_a = nb::none(), "mask_of_row"_a = nb::none())
+           "top_ids"_a.noconvert(), "top_logprobs"_a.noconvert(), "masks"_a = nb::none(), "mask_of_row"_a = nb::none(),
+           "bias_start"_a = nb::none(), "bias_ids"_a = nb::none(), "biases"_a = nb::none(), "chosen_is_given"_a = false)
       .def_prop_ro("weight_bytes", &E::weight_bytes)
       .def_prop_ro("kernel", [](E& self) { return std::string(self.kernel_name()); })
       .def_prop_ro("threads", &E::num_threads)

@@ -328,6 +328,10 @@ void apply_penalties(const SamplingRows& rows, int row, Scratch& scratch) {
   }
 }
 
+void apply_biases(const SamplingRows& rows, int row, float* scores) {
+  for (int i = rows.bias_start[row]; i < rows.bias_start[row + 1]; ++i) scores[rows.bias_ids[i]] += rows.biases[i];
+}
+
 void apply_mask(const uint32_t* mask, int vocabulary, float* scores) {
   for (int i = 0; i < vocabulary; i += 16) {
     const __mmask16 forbidden = __mmask16(~(mask[i / 32] >> (i % 32))) & lanes(vocabulary - i);
@@ -372,11 +376,16 @@ void sample_row(const SamplingRows& rows, int row, Scratch& scratch) {
     rows.chosen[row] = kUnusable;
     return;
   }
+  if (rows.chosen_is_given) {
+    if (params.wants_logprobs) write_logprobs(rows, row, raw, raw_best.value, scratch);
+    return;
+  }
   const float* scores = raw;
   Best best = raw_best;
   const int mask = rows.mask_of_row == nullptr ? -1 : rows.mask_of_row[row];
-  if (params.has_penalties() || mask >= 0) {
+  if (params.has_penalties() || mask >= 0 || rows.has_biases(row)) {
     std::copy(raw, raw + rows.vocabulary, scratch.scores.data());
+    if (rows.has_biases(row)) apply_biases(rows, row, scratch.scores.data());
     if (params.has_penalties()) apply_penalties(rows, row, scratch);
     if (mask >= 0) apply_mask(rows.masks + size_t(mask) * rows.mask_words(), rows.vocabulary, scratch.scores.data());
     scores = scratch.scores.data();
@@ -417,9 +426,15 @@ void SamplingRows::check() const {
       require(inside, "a token id is outside the vocabulary");
     }
     if (mask_of_row != nullptr) require(mask_of_row[row] >= -1 && mask_of_row[row] < num_masks, "a mask is not there");
+    if (chosen_is_given) require(chosen[row] >= 0 && chosen[row] < vocabulary, "a given token is outside the vocabulary");
     require(!p.wants_logprobs || (p.num_top_logprobs >= 0 && std::min(p.num_top_logprobs, vocabulary) <= max_top),
             "a row wants more probable tokens than there is room for");
   }
+  if (bias_start == nullptr) return;
+  require(bias_start[0] == 0 && bias_start[num_rows] == num_biases, "biases and rows do not add up");
+  for (int row = 0; row < num_rows; ++row) require(bias_start[row] <= bias_start[row + 1], "biases must follow");
+  for (int i = 0; i < num_biases; ++i)
+    require(bias_ids[i] >= 0 && bias_ids[i] < vocabulary, "a bias is for a token outside the vocabulary");
 }
 
 void Sampler::run(const SamplingRows& rows, ThreadPool& pool) {

@@ -1,4 +1,4 @@
-// Chooses one token for each row of logits: penalties, mask, temperature, min-p, top-k, top-p, one random number; and the
+// Chooses one token for each row of logits: biases, penalties, mask, temperature, min-p, top-k, top-p, one random number; and the
 // log-probabilities of what was chosen. The same tokens and the same bits as noria.runner.sampler, which says what each
 // step means. A row is one thread's work and sees nothing of its neighbours.
 //
@@ -46,6 +46,13 @@ struct SamplingRows {
   int num_masks = 0;
   const uint32_t* masks = nullptr;       // [num_masks][mask_words()]
   const int32_t* mask_of_row = nullptr;  // -1: all is allowed
+  // Row r has the biases bias_start[r] .. bias_start[r + 1], no token twice. Without biases, all are null.
+  int num_biases = 0;
+  const int32_t* bias_start = nullptr;  // [num_rows + 1]
+  const int32_t* bias_ids = nullptr;
+  const float* biases = nullptr;
+  // Nothing is chosen: `chosen` comes filled, and only the log-probabilities are wanted.
+  bool chosen_is_given = false;
   // Results. The log-probabilities are only written for rows that want them, and only the first
   // min(num_top_logprobs, vocabulary) of the most probable tokens.
   int max_top;
@@ -56,6 +63,7 @@ struct SamplingRows {
   double* top_logprobs;  // [num_rows][max_top]
 
   int mask_words() const { return (vocabulary + 31) / 32; }
+  bool has_biases(int row) const { return bias_start != nullptr && bias_start[row] < bias_start[row + 1]; }
 
   // Raises std::invalid_argument if anything names a token, a row or a mask that is not there.
   void check() const;

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from noria.errors import OptionError
+from noria.typed_fields import mistyped
 
 DTYPES = ("bfloat16", "float32")
 EXECUTORS = ("auto", "native", "torch")
@@ -23,6 +24,14 @@ def option(default: Any, help: str, *, aliases: tuple[str, ...] = ()) -> Any:
     The flag is `--name-with-dashes`, the environment variable `NORIA_NAME_WITH_UNDERSCORES`.
     """
     return field(default=default, metadata={"help": help, "aliases": aliases})
+
+
+def _check_types(options: Any) -> None:
+    """Raises `OptionError` for the first field of a dataclass whose value is not what it is declared to be."""
+    specs = fields(options)
+    values = ((spec.name, getattr(options, spec.name)) for spec in specs)
+    for _, message in mistyped(values, {spec.name: str(spec.type) for spec in specs}):
+        raise OptionError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,7 @@ class SchedulingOptions:
     request_deadline_s: float | None = option(None, "End a request that has not finished after so long.")
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for spec in fields(self):
             value, least = getattr(self, spec.name), _LEAST.get(spec.name, 1)
             if isinstance(value, bool) or not isinstance(value, int | float) or least is None:
@@ -193,6 +203,7 @@ class ServerOptions:
     access_log: bool = option(False, "Log each HTTP request.")
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if not self.host:
             raise OptionError("host is empty; use 127.0.0.1, or 0.0.0.0 for every address")
         if not 0 <= self.port <= 65535:

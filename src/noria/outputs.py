@@ -40,12 +40,15 @@ class RequestOutput:
     `error` is a RequestError when the prompt was refused, and an UnavailableError when there was no place for it (in
     both cases `outputs` is empty) or when its time was over; it is an EngineError when the engine failed on the way.
     `num_cached_tokens` counts the prompt tokens that the first sequence found in the prefix cache.
+    `prompt_logprobs` has an entry for each prompt token that has been judged so far; the first is None, as there is
+    nothing before it.
     """
 
     prompt: str | None = None
     prompt_token_ids: list[int] = field(default_factory=list)
     outputs: list[CompletionOutput] = field(default_factory=list)
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: NoriaError | None = None
 
     @property
@@ -77,6 +80,8 @@ class SequenceCollector:
     ) -> None:
         self.output = CompletionOutput(index=index, logprobs=None if sampling.logprobs is None else [])
         request.outputs.append(self.output)
+        if sampling.prompt_logprobs is not None and index == 0:
+            request.prompt_logprobs = [None]
         self._request = request
         self._stream = TextStream(tokenizer, sampling, request.prompt_token_ids, eos_token_ids)
 
@@ -99,6 +104,8 @@ class SequenceCollector:
             output.finish_reason, output.stop_reason = FinishReason.STOP, delta.stop
         else:
             output.finish_reason, output.stop_reason = event.finish_reason, event.stop_reason
+        if event.prompt_logprobs and self._request.prompt_logprobs is not None:
+            self._request.prompt_logprobs += event.prompt_logprobs
         if output.index == 0:
             self._request.num_cached_tokens = max(self._request.num_cached_tokens, event.num_cached_tokens)
         if error := event.as_exception():

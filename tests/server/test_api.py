@@ -192,7 +192,7 @@ def test_null_means_the_default(server):
     [
         ({}, "prompt"),
         ({"prompt": "x", "max_tokens": "5"}, "max_tokens"),
-        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
         ({"prompt": "x", "temperature": -1}, "temperature"),
         ({"prompt": "x", "temperature": 3}, "temperature"),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from noria.config import SchedulerConfig
 from noria.core.policies import POLICIES
 from noria.errors import ContextLengthError, RequestError, UnavailableError
+from noria.sampling import SamplingParams
 
 
 def judge(prompt_token_ids: Sequence[int], max_tokens: int | None, config: SchedulerConfig) -> int:
@@ -19,7 +20,7 @@ def judge(prompt_token_ids: Sequence[int], max_tokens: int | None, config: Sched
     num_prompt, limit = len(prompt_token_ids), config.max_model_len
     if num_prompt == 0:
         raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
-    if num_prompt >= limit:
+    if num_prompt >= limit and not (max_tokens == 0 and num_prompt == limit):
         raise ContextLengthError(
             f"the prompt has {num_prompt} tokens, but the context is {limit} tokens and one must be left "
             f"to generate: shorten it by {num_prompt - limit + 1}",
@@ -39,6 +40,26 @@ def judge(prompt_token_ids: Sequence[int], max_tokens: int | None, config: Sched
                 f"token id {bad} is outside the vocabulary (0 .. {config.vocab_size - 1})", param="prompt"
             )
     return limit - num_prompt if max_tokens is None else max_tokens
+
+
+def check_sampling(sampling: SamplingParams, max_tokens: int, config: SchedulerConfig) -> None:
+    """Raises `RequestError` for token ids that the model does not have, and for more `min_tokens` than can come.
+
+    `max_tokens` is what `judge` returned.
+    """
+    if sampling.min_tokens > max_tokens:
+        raise RequestError(
+            f"min_tokens is {sampling.min_tokens}, but {max_tokens} tokens fit into the context behind the prompt",
+            param="min_tokens",
+        )
+    if config.vocab_size is None:
+        return
+    for name, token_ids in sampling.all_token_ids():
+        if (greatest := max(token_ids)) >= config.vocab_size:
+            raise RequestError(
+                f"{name} has token id {greatest}, which is outside the vocabulary (0 .. {config.vocab_size - 1})",
+                param=name,
+            )
 
 
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1

@@ -155,8 +155,8 @@ class Admitting:
         if self._waits_for_prefix(request):
             return Limit.PREFIX_BEING_COMPUTED
         hashes = self._hashes(request)
-        match = self._kv.match(hashes, request.num_tokens)
-        computing = self._kv.computing(hashes, match, request.num_tokens)
+        match = self._kv.match(hashes, request.num_tokens, request.num_shareable)
+        computing = self._kv.computing(hashes, match, request.num_tokens, request.num_shareable)
         if computing is not None:
             request.waits_for = (hashes[len(match.block_ids)], computing)
             if self._waits_for_prefix(request):
@@ -165,7 +165,7 @@ class Admitting:
             if not self._displace_for(request, match, lack[0]):
                 draft.hold(request, *lack)
                 return lack[0]
-            match = self._kv.match(hashes, request.num_tokens)
+            match = self._kv.match(hashes, request.num_tokens, request.num_shareable)
         return self._admit(request, hashes, match)
 
     def _waits_for_prefix(self, request: Request) -> bool:

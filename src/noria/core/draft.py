@@ -77,6 +77,8 @@ class PlanDraft:
             sampling=request.sampling,
             seed=request.seed,
             index=request.index,
+            num_scored=request.num_scored,
+            stop_ids=tuple(sorted(request.stop_ids)) if request.sampling.min_tokens else (),
         )
         self.advance(request, num_tokens, limit, ())
 

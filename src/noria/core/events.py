@@ -18,7 +18,7 @@ class FinishReason(StrEnum):
     TIMEOUT = "timeout"  # a deadline of the server passed
 
 
-class RequestEvent(msgspec.Struct, frozen=True):
+class RequestEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """New tokens of one request, or its end, or both. The last event of a request has a `finish_reason`.
 
     `stop_reason` is the stop token's id (None for the model's own end of sequence). `num_cached_tokens` is how
@@ -36,6 +36,9 @@ class RequestEvent(msgspec.Struct, frozen=True):
     error_code: str | None = None
     """The same for machines: `queue_full`, `draining`, `deadline_exceeded`, `refused` (the request can never be
     served), or None for a failure."""
+
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the next prompt tokens, from the second on; they may come bunch by bunch, before there are tokens."""
 
     def as_exception(self) -> NoriaError | None:
         """What a caller should see raised; None if the request did not go wrong."""

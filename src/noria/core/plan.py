@@ -13,7 +13,10 @@ What a worker does with a plan, in this order:
    computed; the token at position p lives in block `table[p // block_size]`, slot `p % block_size`;
 5. sample one token for each request whose computed tokens have thereby reached all its known tokens, append
    it to the row's known tokens and report it. Rows that have not reached their end yield nothing: nothing is
-   sampled, drawn or reported for them. Where no token can be had for one request alone, say so (`failed`).
+   sampled, drawn or reported for them, and neither is it for a request that may have no tokens (`max_tokens` 0).
+   Where no token can be had for one request alone, say so (`failed`).
+6. report the log-probability of the prompt token behind each position from `Admitted.num_scored` on that was run,
+   for those that want them.
 
 A request with `drafts` runs them too, behind its known tokens: n counts both. The worker accepts drafts while each
 is the token that it would have sampled there, reports those and the one token that it samples behind them (so one
@@ -106,6 +109,10 @@ class Admitted(msgspec.Struct, frozen=True):
     seed: int
     index: int
     """Sequence index within its request (0 .. n - 1); part of the random counter."""
+    num_scored: int | None = None
+    """From which position on the log-probabilities of prompt tokens are wanted; None for nowhere."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that may not come before `sampling.min_tokens` others have; empty if that is 0."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -176,5 +183,11 @@ class StepResult(msgspec.Struct, frozen=True):
 
     token_ids: dict[str, tuple[int, ...]]
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    """Of consecutive prompt tokens, by request; the first is that of the token behind position `num_scored`."""
     failed: dict[str, str] = {}
     """Requests that ran and cannot go on, and why; they have no tokens here. The others are none the worse."""
+
+    def without_prompt_logprobs(self) -> StepResult:
+        """The same result for keeping: those of one step may be of hundreds of tokens."""
+        return msgspec.structs.replace(self, prompt_logprobs={}) if self.prompt_logprobs else self

@@ -54,6 +54,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_queued_tokens",
+        "num_scored",
         "num_tokens_lost",
         "parent_id",
         "phase",
@@ -109,6 +110,9 @@ class Request:
         self.max_tokens = sampling.max_tokens or 0
         """Resolved at the door (`noria.core.admission`) when the request did not say."""
         self.max_num_tokens = self.num_prompt_tokens + self.max_tokens
+        self.num_scored: int | None = 0 if sampling.prompt_logprobs is not None and index == 0 else None
+        """The log-probabilities of prompt tokens behind so many positions have been told; None if nobody wants them.
+        The sequences of a request share a prompt, so the first one's are enough."""
         self.stop_ids: frozenset[int] = frozenset(sampling.stop_token_ids)
         """Tokens that end it: its own and, unless it ignores them, the model's. Completed at the door."""
         self.num_computed = 0
@@ -147,6 +151,13 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_shareable(self) -> int:
+        """How many leading tokens may be taken from the cache: those whose logits nobody wants any more."""
+        if self.num_scored is None or self.num_scored >= self.num_prompt_tokens - 1:
+            return self.num_tokens
+        return self.num_scored
 
     @property
     def is_caught_up(self) -> bool:

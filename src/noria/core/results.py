@@ -10,14 +10,16 @@ from noria.errors import EngineError
 
 
 def check_result(plan: StepPlan, result: StepResult, chunks: Mapping[str, Chunk]) -> None:
-    """Raises `EngineError` unless just those have new tokens that were to reach the end of their known ones and did
-    not fail.
+    """Raises `EngineError` unless just those have new tokens that were to reach the end of their known ones, may have
+    a token at all, and did not fail.
 
     A request that is owed a token and gets none would wait for ever. One comparison of sets for all; who disagrees is
     worked out only when somebody does.
     """
     scheduled, sampled = plan.num_scheduled_tokens, result.token_ids
-    unfinished = {request_id for request_id, chunk in chunks.items() if chunk.num_left_out > 0}
+    unfinished = {
+        request_id for request_id, chunk in chunks.items() if chunk.num_left_out > 0 or chunk.request.max_tokens == 0
+    }
     if failed := result.failed:
         if wrong := [request_id for request_id in failed if request_id not in scheduled or request_id in sampled]:
             raise EngineError(f"the worker's result has {wrong} fail, which the plan did not run or which have tokens")

@@ -19,7 +19,7 @@ from collections import deque
 from enum import StrEnum
 
 from noria.config import SchedulerConfig
-from noria.core.admission import check_queue, judge
+from noria.core.admission import check_queue, check_sampling, judge
 from noria.core.admitting import Admitting
 from noria.core.advancing import Advancing, Drafter
 from noria.core.chunks import ChunkRule
@@ -128,6 +128,7 @@ class Scheduler:
         assert request.request_id not in self.waiting
         config = self.config
         request.max_tokens = judge(request.token_ids, request.sampling.max_tokens, config)
+        check_sampling(request.sampling, request.max_tokens, config)
         try:
             self._check_place(request)
         except UnavailableError as refusal:
@@ -224,7 +225,9 @@ class Scheduler:
             self._cached_counts.clear()
         count = self._cached_counts.get(request.request_id)
         if count is None:
-            match = self.kv.match(request.hash_blocks(self.config.block_size), request.num_tokens)
+            match = self.kv.match(
+                request.hash_blocks(self.config.block_size), request.num_tokens, request.num_shareable
+            )
             count = self._cached_counts[request.request_id] = len(match.block_ids) * self.config.block_size
         return count
 
@@ -294,15 +297,28 @@ class Scheduler:
         self.running.num_computed_tokens += num_computed - request.num_computed
         request.num_computed = num_computed
         self._register(request, num_computed)
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        if request.num_scored is not None:
+            prompt_logprobs = result.prompt_logprobs.get(request.request_id, ())
+            request.num_scored += len(prompt_logprobs)
+        if request.max_tokens == 0 and num_computed == request.num_tokens:
+            self._end(request, FinishReason.LENGTH, now_s, prompt_logprobs=prompt_logprobs)
+            return
         if not token_ids:
+            if prompt_logprobs:
+                self._events.append(RequestEvent(request.request_id, prompt_logprobs=prompt_logprobs))
             return
         if self.waiting.charges_outputs:
             self.waiting.charge_output(request, num_accepted)
         if stopped:
-            self._end_if_stopped(request, token_ids[:num_accepted], logprobs[:num_accepted], now_s)
+            token_ids, logprobs = token_ids[:num_accepted], logprobs[:num_accepted]
+            self._end_if_stopped(request, token_ids, logprobs, now_s, prompt_logprobs)
             return
+        num_cached = request.num_cached_tokens or 0
         self._events.append(
-            RequestEvent(request.request_id, token_ids, logprobs, None, None, request.num_cached_tokens or 0)
+            RequestEvent(
+                request.request_id, token_ids, logprobs, num_cached_tokens=num_cached, prompt_logprobs=prompt_logprobs
+            )
         )
         if self.drafter is None:
             self.running.settle(request)
@@ -313,11 +329,16 @@ class Scheduler:
             self.kv.register_computed(request.request_id, num_computed, request.token_ids)
 
     def _end_if_stopped(
-        self, request: Request, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], now_s: float
+        self,
+        request: Request,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        now_s: float,
+        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> None:
         stopped = why_stopped(request, self.config.eos_token_ids)
         assert stopped is not None
-        self._end(request, stopped[0], now_s, token_ids=token_ids, logprobs=logprobs, stop_reason=stopped[1])
+        self._end(request, stopped[0], now_s, token_ids, logprobs, prompt_logprobs, stop_reason=stopped[1])
 
     def abandon(
         self, plan: StepPlan, now_s: float, error: str, *, started_s: float | None = None
@@ -342,7 +363,7 @@ class Scheduler:
         self.records.append(
             StepRecord(
                 plan=plan.without_token_ids(),
-                result=result,
+                result=result.without_prompt_logprobs(),
                 arrivals=tuple(self._arrivals),
                 endings=tuple(self._endings),
                 refusals=self._refusals,
@@ -407,9 +428,10 @@ class Scheduler:
         request: Request,
         reason: FinishReason,
         now_s: float,
-        *,
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt_logprobs: tuple[TokenLogprobs, ...] = (),
+        *,
         stop_reason: int | None = None,
         error: str | None = None,
         error_code: str | None = None,
@@ -440,7 +462,9 @@ class Scheduler:
         )
         num_cached = request.num_cached_tokens or 0
         self._events.append(
-            RequestEvent(request_id, token_ids, logprobs, reason, stop_reason, num_cached, error, error_code)
+            RequestEvent(
+                request_id, token_ids, logprobs, reason, stop_reason, num_cached, error, error_code, prompt_logprobs
+            )
         )
 
     def check(self) -> None:

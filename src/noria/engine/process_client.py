@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from noria.config import SchedulerConfig
-from noria.core.admission import judge
+from noria.core.admission import check_sampling, judge
 from noria.core.events import FinishReason, RequestEvent
 from noria.core.record import StepRecord
 from noria.core.scheduler import PauseMode
@@ -107,7 +107,8 @@ class ProcessClient:
         return int(self._outputs.get(zmq.FD))
 
     def submit(self, request: EngineRequest) -> None:
-        judge(request.prompt_token_ids, request.sampling.max_tokens, self.config)
+        max_tokens = judge(request.prompt_token_ids, request.sampling.max_tokens, self.config)
+        check_sampling(request.sampling, max_tokens, self.config)
         self._unfinished[request.request_id] = None
         self._submit.append(request)
 

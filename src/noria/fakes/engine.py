@@ -27,6 +27,8 @@ class PacedRunner:
         self._step_s = step_s
         self._num_left: dict[str, int] = {}
         self._num_sampled: dict[str, int] = {}
+        self._silent: set[str] = set()
+        """Those that may have no token."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         if self._step_s:
@@ -34,13 +36,16 @@ class PacedRunner:
         for request_id in plan.finished:
             self._num_left.pop(request_id, None)
             self._num_sampled.pop(request_id, None)
+            self._silent.discard(request_id)
         for admitted in plan.admitted:
             self._num_left[admitted.request_id] = len(admitted.token_ids) - admitted.num_computed_tokens
             self._num_sampled[admitted.request_id] = len(admitted.token_ids) - admitted.num_prompt_tokens
+            if admitted.sampling.max_tokens == 0:
+                self._silent.add(admitted.request_id)
         sampled: dict[str, tuple[int, ...]] = {}
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self._num_left[request_id] -= num_tokens
-            if self._num_left[request_id] == 0:
+            if self._num_left[request_id] == 0 and request_id not in self._silent:
                 self._num_left[request_id] = 1
                 position = self._num_sampled[request_id]
                 self._num_sampled[request_id] = position + 1

@@ -68,6 +68,7 @@ class ScriptedRunner:
             self.plans.append(plan)
         self._reconcile(plan)
         sampled: dict[str, tuple[int, ...]] = {}
+        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             row = self._rows.get(request_id)
             _require(row is not None, f"{request_id} is scheduled, but has no row")
@@ -75,15 +76,18 @@ class ScriptedRunner:
             if drafts := plan.drafts.get(request_id, ()):
                 sampled[request_id] = self._verify(row, num_tokens, drafts)
                 continue
+            first = row.num_computed
             self._compute(row, num_tokens)
-            if row.num_computed == len(row.token_ids):
+            if scores := _prompt_logprobs(row, first):
+                prompt_logprobs[request_id] = scores
+            if row.num_computed == len(row.token_ids) and row.admitted.sampling.max_tokens != 0:
                 sampled[request_id] = (self._append_sample(row),)
         logprobs: dict[str, tuple[TokenLogprobs, ...]] = {
             request_id: tuple(TokenLogprobs(token_id, -1.0, 1) for token_id in token_ids)
             for request_id, token_ids in sampled.items()
             if self._rows[request_id].admitted.sampling.logprobs is not None
         }
-        return StepResult(sampled, logprobs)
+        return StepResult(sampled, logprobs, prompt_logprobs)
 
     def _reconcile(self, plan: StepPlan) -> None:
         for request_id in plan.finished + plan.preempted:
@@ -92,6 +96,12 @@ class ScriptedRunner:
             _require(admitted.request_id not in self._rows, f"{admitted.request_id} is admitted twice")
             _require(
                 admitted.num_computed_tokens < len(admitted.token_ids), f"{admitted.request_id} has nothing to compute"
+            )
+            _require(
+                admitted.num_scored is None
+                or admitted.num_computed_tokens <= admitted.num_scored
+                or admitted.num_scored >= admitted.num_prompt_tokens - 1,
+                f"{admitted.request_id} has prompt tokens from the cache that are to be scored",
             )
             self._rows[admitted.request_id] = _Row(
                 admitted, list(admitted.token_ids), list(admitted.block_ids), admitted.num_computed_tokens
@@ -153,6 +163,16 @@ class ScriptedRunner:
         if script is not None and row.num_output_tokens < len(script):
             return script[row.num_output_tokens]
         return self._next_token(row.token_ids)
+
+
+def _prompt_logprobs(row: _Row, first: int) -> tuple[TokenLogprobs, ...]:
+    """For the prompt tokens behind positions `first` .. `num_computed` - 1 that are to be scored: their own position,
+    negative, in place of a log-probability."""
+    admitted = row.admitted
+    if admitted.num_scored is None:
+        return ()
+    positions = range(max(first, admitted.num_scored), min(row.num_computed, admitted.num_prompt_tokens - 1))
+    return tuple(TokenLogprobs(row.token_ids[p + 1], -float(p + 1), 1) for p in positions)
 
 
 def _require(holds: bool, message: str) -> None:

@@ -111,25 +111,29 @@ class KVManager:
     def block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self._holdings[request_id].block_ids)
 
-    def match(self, hashes: list[bytes], num_tokens: int) -> PrefixMatch:
-        """The longest run of leading full blocks that can be shared by a sequence of `num_tokens` tokens.
+    def match(self, hashes: list[bytes], num_tokens: int, num_shareable: int | None = None) -> PrefixMatch:
+        """The longest run of leading full blocks that can be shared by a sequence of `num_tokens` tokens, of which
+        the first `num_shareable` need not be computed (None: all).
 
         At most all but the last token: that one must be computed, for its logits. So a fully cached prompt of whole
         blocks recomputes its last block, into a block of its own.
         """
         block_ids: list[int] = []
         if self.enable_prefix_caching:
-            for block_hash in hashes[: self._max_shared(num_tokens)]:
+            for block_hash in hashes[: self._max_shared(num_tokens, num_shareable)]:
                 block_id = self.pool.find(block_hash)
                 if block_id is None:
                     break
                 block_ids.append(block_id)
         return PrefixMatch(block_ids)
 
-    def computing(self, hashes: list[bytes], match: PrefixMatch, num_tokens: int) -> str | None:
+    def computing(
+        self, hashes: list[bytes], match: PrefixMatch, num_tokens: int, num_shareable: int | None = None
+    ) -> str | None:
         """The running request that is computing the block after `match`, which would lengthen it."""
         position = len(match.block_ids)
-        if not self.enable_prefix_caching or position >= min(len(hashes), self._max_shared(num_tokens)):
+        most = self._max_shared(num_tokens, num_shareable)
+        if not self.enable_prefix_caching or position >= min(len(hashes), most):
             return None
         return self._claims.get(hashes[position])
 
@@ -269,7 +273,9 @@ class KVManager:
         """Whether the request still works on the block of this hash: what `computing` said of it holds."""
         return self._claims.get(block_hash) == request_id
 
-    def _max_shared(self, num_tokens: int) -> int:
+    def _max_shared(self, num_tokens: int, num_shareable: int | None) -> int:
+        if num_shareable is not None:
+            num_tokens = min(num_tokens, num_shareable + 1)
         return (num_tokens - 1) // self.block_size
 
     def _end_claim(self, request_id: str, block_hash: bytes) -> None:

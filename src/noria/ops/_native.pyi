@@ -75,6 +75,10 @@ class _Executor:
         top_logprobs: npt.NDArray[np.float64],
         masks: npt.NDArray[np.uint32] | None = None,
         mask_of_row: npt.NDArray[np.int32] | None = None,
+        bias_start: npt.NDArray[np.int32] | None = None,
+        bias_ids: npt.NDArray[np.int32] | None = None,
+        biases: npt.NDArray[np.float32] | None = None,
+        chosen_is_given: bool = False,
     ) -> None: ...
     @property
     def weight_bytes(self) -> int: ...

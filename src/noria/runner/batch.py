@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from noria.core.plan import Admitted, StepPlan
 from noria.errors import EngineError
+from noria.runner.constraints import Constraints, constraints_of
 from noria.runner.executor import Int32Array
 from noria.runner.row_params import ROW_PARAMS, row_params
 
@@ -32,7 +33,9 @@ class PersistentBatch:
     | `num_tokens`, `num_prompt_tokens`, `num_computed_tokens`, `num_blocks` | [max_num_seqs] | 0 in unused rows |
     | `params` | [max_num_seqs] | `ROW_PARAMS` records |
 
-    Memory is committed as rows are first used.
+    Memory is committed as rows are first used. What few requests have is kept by request id: `constraints`; `scoring`,
+    from which position on the log-probabilities of prompt tokens are wanted, and `num_top_of`, with how many
+    alternatives; `silent`, those that may have no token.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class PersistentBatch:
         self.max_model_len = max_model_len
         self.block_size = block_size
         self._num_pool_blocks = num_blocks
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self.block_table: Int32Array = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
@@ -50,6 +53,10 @@ class PersistentBatch:
         self.num_computed_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_blocks: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.params = np.zeros(max_num_seqs, dtype=ROW_PARAMS)
+        self.constraints: dict[str, Constraints] = {}
+        self.scoring: dict[str, int] = {}
+        self.num_top_of: dict[str, int] = {}
+        self.silent: set[str] = set()
         self.request_ids: list[str | None] = []  # None marks a hole, which only exists inside apply()
         self._rows: dict[str, int] = {}
 
@@ -93,10 +100,21 @@ class PersistentBatch:
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
 
+    def end_scoring(self) -> None:
+        """Forgets who wants log-probabilities of prompt tokens and has had all."""
+        for request_id in list(self.scoring):
+            row = self._rows[request_id]
+            if self.num_computed_tokens[row] >= self.num_prompt_tokens[row] - 1:
+                del self.scoring[request_id], self.num_top_of[request_id]
+
     def _remove(self, request_id: str) -> int:
         row = self._rows.pop(request_id)
         self.request_ids[row] = None
         self._clear(row)
+        self.constraints.pop(request_id, None)
+        self.scoring.pop(request_id, None)
+        self.num_top_of.pop(request_id, None)
+        self.silent.discard(request_id)
         return row
 
     def _clear(self, row: int) -> None:
@@ -122,13 +140,25 @@ class PersistentBatch:
         self.request_ids[row] = request_id
         self._rows[request_id] = row
         self.token_ids[row, :num_tokens] = self._checked(
-            admitted.token_ids, 0, self._vocab_size, f"token id of request {request_id}"
+            admitted.token_ids, 0, self.vocab_size, f"token id of request {request_id}"
         )
         self.num_tokens[row] = num_tokens
         self.num_prompt_tokens[row] = admitted.num_prompt_tokens
         self.num_computed_tokens[row] = admitted.num_computed_tokens
         self.params[row] = row_params(admitted)
+        self._note_rarities(admitted)
         self._append_blocks(row, request_id, admitted.block_ids)
+
+    def _note_rarities(self, admitted: Admitted) -> None:
+        """What few requests have; all others cost nothing for it later."""
+        request_id, sampling = admitted.request_id, admitted.sampling
+        if (constraints := constraints_of(admitted, self.vocab_size)) is not None:
+            self.constraints[request_id] = constraints
+        if admitted.num_scored is not None:
+            self.scoring[request_id] = admitted.num_scored
+            self.num_top_of[request_id] = sampling.prompt_logprobs or 0
+        if sampling.max_tokens == 0:
+            self.silent.add(request_id)
 
     def _append_blocks(self, row: int, request_id: str, block_ids: Sequence[int]) -> None:
         start = int(self.num_blocks[row])
@@ -184,6 +214,8 @@ class PersistentBatch:
         used = self.num_rows
         assert self.request_ids == sorted(self._rows, key=self._rows.__getitem__), "rows are not dense"
         assert [self._rows[r] for r in self.request_ids if r is not None] == list(range(used))
+        for kept in (self.constraints, self.scoring, self.num_top_of, self.silent):
+            assert set(kept) <= set(self._rows), "something is kept of a request that has no row"
         columns = np.arange(self.block_table.shape[1])
         stale = self.block_table[columns >= self.num_blocks[:, None]]
         assert not stale.any(), "a table holds block ids past its end"

@@ -38,6 +38,17 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class StepConstraints:
+    """Masks and biases of the rows that sample; see `noria.runner.constraints`."""
+
+    masks: npt.NDArray[np.uint32]  # [num_masks, ceil(vocab_size / 32)]; bit i % 32 of word i // 32: token i is allowed
+    mask_of_row: Int32Array  # [num_logits]; -1: all is allowed
+    bias_start: Int32Array  # [num_logits + 1]; row r has biases bias_start[r] : bias_start[r + 1]
+    bias_ids: Int32Array  # [num_biases]; a row names a token once
+    biases: Float32Array  # [num_biases]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """The rows of a step that sample, in the order of their logits. Arrays are [num_logits] but for `token_ids`."""
 
@@ -46,15 +57,21 @@ class SamplingBatch:
     rows: npt.NDArray[np.intp]  # which of them are whose
     num_tokens: Int32Array
     num_prompt_tokens: Int32Array
+    constraints: StepConstraints | None = None  # None where no row has any
 
 
 UNUSABLE = -1
 """In place of a token: the row's logits have NaN, +inf or nothing but -inf."""
 
 
+NOTHING_ALLOWED = -2
+"""In place of a token: the row's mask leaves nothing that could be drawn."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token for each row of logits, or `UNUSABLE`; log-probabilities, by row, for those that want them."""
+    """One token for each row of logits, or `UNUSABLE` or `NOTHING_ALLOWED`; log-probabilities, by row, for those that
+    want them."""
 
     token_ids: Int32Array  # [num_logits]
     logprobs: dict[int, TokenLogprobs]
@@ -65,6 +82,10 @@ class Sampler(Protocol):
 
     def sample(self, logits: Float32Array, batch: SamplingBatch) -> Sampled:
         """`logits` are [num_logits, vocab_size], as `Executor.forward` returned them; they are not changed."""
+
+    def score(self, logits: Float32Array, token_ids: Int32Array, num_top: Int32Array) -> list[TokenLogprobs | None]:
+        """What each row of `logits` [rows, vocab_size] says about a given token, with `num_top` alternatives; None
+        where the row is unusable. All other arrays are [rows]."""
 
 
 class Executor(Protocol):

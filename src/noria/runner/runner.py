@@ -7,16 +7,29 @@ five steps that `noria.core.plan` lists, decides nothing, and knows neither mode
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from noria.core.plan import StepPlan, StepResult
 from noria.errors import EngineError, OptionError
 from noria.runner.batch import PersistentBatch
-from noria.runner.executor import UNUSABLE, Executor, Float32Array, ForwardBatch, Int32Array, SamplingBatch
+from noria.runner.constraints import step_constraints
+from noria.runner.executor import (
+    NOTHING_ALLOWED,
+    UNUSABLE,
+    Executor,
+    Float32Array,
+    ForwardBatch,
+    Int32Array,
+    SamplingBatch,
+    StepConstraints,
+)
 from noria.runner.sampler import NumpySampler
+from noria.runner.scoring import PromptScores, Scored
 
 _UNUSABLE_LOGITS = "the model returned unusable logits (NaN or infinite)"
+_NOTHING_ALLOWED = "allowed_token_ids, bad_words and min_tokens together allow no next token"
 
 
 class ModelRunner:
@@ -65,15 +78,50 @@ class ModelRunner:
         counts = np.array(list(plan.num_scheduled_tokens.values()), dtype=np.int32)
         self._check_schedule(request_ids, rows, counts)
 
-        context_len = batch.num_computed_tokens[rows] + counts
-        at_end = np.flatnonzero(context_len == batch.num_tokens[rows])
-        logits = self._executor.forward(self._forward_batch(rows, counts, context_len, at_end))
-        if logits.ndim != 2 or len(logits) != len(at_end):
-            raise EngineError(f"the executor returned logits of shape {logits.shape} for {len(at_end)} rows")
-        batch.num_computed_tokens[rows] = context_len
+        if batch.scoring:
+            return self._run_scoring(request_ids, rows, counts)
+        at_end, logits = self._run(request_ids, rows, counts)
         if not len(at_end):
             return StepResult(token_ids={})
         return self._sample(logits, rows[at_end], [request_ids[i] for i in at_end.tolist()])
+
+    def _run(
+        self, request_ids: list[str], rows: npt.NDArray[np.intp], counts: Int32Array, scored: Scored | None = None
+    ) -> tuple[npt.NDArray[np.intp], Float32Array]:
+        """One forward pass over the next `counts` tokens of each row. Returns which of the rows are to sample, and
+        logits: first theirs, then those that are wanted for prompt tokens."""
+        batch = self.batch
+        context_len = batch.num_computed_tokens[rows] + counts
+        at_end = np.flatnonzero(context_len == batch.num_tokens[rows])
+        if batch.silent:
+            at_end = np.array([i for i in at_end.tolist() if request_ids[i] not in batch.silent], dtype=np.intp)
+        num_logits = len(at_end) if scored is None else len(at_end) + scored.total
+        logits = self._executor.forward(self._forward_batch(rows, counts, context_len, at_end, scored))
+        if logits.ndim != 2 or len(logits) != num_logits:
+            raise EngineError(f"the executor returned logits of shape {logits.shape} for {num_logits} rows")
+        batch.num_computed_tokens[rows] = context_len
+        return at_end, logits
+
+    def _run_scoring(self, request_ids: list[str], rows: npt.NDArray[np.intp], counts: Int32Array) -> StepResult:
+        """A step in which somebody wants the log-probabilities of prompt tokens."""
+        scores = PromptScores(self.batch, self._sampler, request_ids, rows)
+        ahead, counts = scores.portions(counts)
+        for place, num_tokens in ahead:
+            one, alone = slice(place, place + 1), np.full(len(rows), num_tokens, dtype=np.int32)
+            scored = scores.scored(alone, place)
+            _, logits = self._run(request_ids[one], rows[one], alone[one], scored)
+            scores.take(logits, scored)
+        scored = scores.scored(counts)
+        at_end, logits = self._run(request_ids, rows, counts, scored)
+        scores.take(logits[len(at_end) :], scored)
+        self.batch.end_scoring()
+        usable = [i for i in at_end.tolist() if request_ids[i] not in scores.unusable]
+        kept = np.isin(at_end, usable)
+        result = StepResult(token_ids={})
+        if usable:
+            result = self._sample(logits[: len(at_end)][kept], rows[usable], [request_ids[i] for i in usable])
+        failed = {request_id: f"{_UNUSABLE_LOGITS} for request {request_id}" for request_id in scores.unusable}
+        return msgspec.structs.replace(result, prompt_logprobs=scores.results(), failed=result.failed | failed)
 
     def _check_schedule(self, request_ids: list[str], rows: npt.NDArray[np.intp], counts: Int32Array) -> None:
         """Raises `EngineError` unless every row can run its tokens: they are known, and have blocks."""
@@ -83,7 +131,7 @@ class ModelRunner:
             (counts < 1, "is scheduled for no tokens"),
             (ends > batch.num_tokens[rows], "is scheduled past its known tokens"),
             (ends > batch.num_blocks[rows] * batch.block_size, "is scheduled past its blocks"),
-            (ends >= batch.max_model_len, "would sample past max_model_len"),
+            (self._at_limit(request_ids, ends), "would sample past max_model_len"),
         )
         for broken, what in rules:
             if broken.any():
@@ -94,8 +142,20 @@ class ModelRunner:
                     f"{batch.num_blocks[rows[first]]} blocks of {batch.block_size}, max_model_len {batch.max_model_len}"
                 )
 
+    def _at_limit(self, request_ids: list[str], ends: Int32Array) -> npt.NDArray[np.bool_]:
+        """Which rows come to the end of the context, except those that may: they sample nothing there."""
+        is_at_limit: npt.NDArray[np.bool_] = ends >= self.batch.max_model_len
+        if self.batch.silent:
+            is_at_limit &= [request_id not in self.batch.silent for request_id in request_ids]
+        return is_at_limit
+
     def _forward_batch(
-        self, rows: npt.NDArray[np.intp], counts: Int32Array, context_len: Int32Array, at_end: npt.NDArray[np.intp]
+        self,
+        rows: npt.NDArray[np.intp],
+        counts: Int32Array,
+        context_len: Int32Array,
+        at_end: npt.NDArray[np.intp],
+        scored: Scored | None,
     ) -> ForwardBatch:
         """The step's input. `rows`, `counts` and `context_len` are [num_rows]; `at_end` picks those that sample."""
         batch, block_size = self.batch, self.batch.block_size
@@ -111,6 +171,9 @@ class ModelRunner:
         block_table = batch.block_table[rows, : num_used_blocks.max()]
         # A row may own blocks beyond this step's context; the executor sees none of them.
         block_table[np.arange(block_table.shape[1]) >= num_used_blocks[:, None]] = 0
+        logit_tokens = query_start[at_end + 1] - 1
+        if scored is not None:
+            logit_tokens = np.concatenate((logit_tokens, scored.tokens(query_start)))
         return ForwardBatch(
             token_ids=batch.token_ids[row_of_token, positions],
             positions=positions,
@@ -118,7 +181,7 @@ class ModelRunner:
             query_start=query_start,
             context_len=context_len,
             block_table=block_table,
-            logit_tokens=query_start[at_end + 1] - 1,
+            logit_tokens=logit_tokens,
         )
 
     def _sample(self, logits: Float32Array, rows: npt.NDArray[np.intp], request_ids: list[str]) -> StepResult:
@@ -130,22 +193,32 @@ class ModelRunner:
             rows=rows,
             num_tokens=batch.num_tokens[rows],
             num_prompt_tokens=batch.num_prompt_tokens[rows],
+            constraints=self._constraints(rows, request_ids, logits.shape[1]) if batch.constraints else None,
         )
         sampled = self._sampler.sample(logits, sampling)
         token_ids: dict[str, tuple[int, ...]]
         token_ids = dict(zip(request_ids, zip(sampled.token_ids.tolist(), strict=True), strict=True))
-        usable = sampled.token_ids != UNUSABLE
+        usable = sampled.token_ids >= 0
         failed: dict[str, str] = {}
         if not usable.all():
-            failed = {
-                request_ids[row]: f"{_UNUSABLE_LOGITS} for request {request_ids[row]}"
-                for row in np.flatnonzero(~usable).tolist()
-            }
-            for request_id in failed:
-                del token_ids[request_id]
+            for row in np.flatnonzero(~usable).tolist():
+                what = _NOTHING_ALLOWED if sampled.token_ids[row] == NOTHING_ALLOWED else _UNUSABLE_LOGITS
+                failed[request_ids[row]] = f"{what} for request {request_ids[row]}"
+                del token_ids[request_ids[row]]
         batch.append_tokens(rows[usable], sampled.token_ids[usable])
         return StepResult(
             token_ids=token_ids,
             logprobs={request_ids[row]: (logprobs,) for row, logprobs in sampled.logprobs.items()},
             failed=failed,
         )
+
+    def _constraints(
+        self, rows: npt.NDArray[np.intp], request_ids: list[str], vocab_size: int
+    ) -> StepConstraints | None:
+        """Those of the rows that sample; None if none of them has any."""
+        batch = self.batch
+        of_row = [batch.constraints.get(request_id) for request_id in request_ids]
+        if not any(of_row):
+            return None
+        outputs = [batch.token_ids[row, batch.num_prompt_tokens[row] : batch.num_tokens[row]] for row in rows.tolist()]
+        return step_constraints(of_row, outputs, vocab_size)

@@ -25,8 +25,12 @@ class _Automaton:
             length += stop[position] == stop[length]
             self._fallback[position] = length
 
+    def let_pass(self) -> None:
+        """The stop string that is complete does not count; its end may be the beginning of the next."""
+        self.num_matched = self._fallback[-1]
+
     def advance(self, character: str) -> bool:
-        """Read one character; true when it completes the stop string (nothing may be read after that)."""
+        """Read one character; true when it completes the stop string (only after `let_pass` may more be read)."""
         while self.num_matched and self.stop[self.num_matched] != character:
             self.num_matched = self._fallback[self.num_matched - 1]
         self.num_matched += self.stop[self.num_matched] == character
@@ -46,17 +50,22 @@ class StopStrings:
         self._include_stop = include_stop
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """Text that may be given out, and the stop string if one completed (the end: push nothing more)."""
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
+        """Text that may be given out, and the stop string if one completed (the end: push nothing more).
+
+        Without `may_stop` it is too early for one that completes in this text; one that begins in it may still come.
+        """
         if not self._automata:
             return text, None
         pending = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
-            completed = [a.stop for a in self._automata if a.advance(character)]
-            if completed:
-                stop = max(completed, key=len)
+            completed = [a for a in self._automata if a.advance(character)]
+            if completed and may_stop:
+                stop = max((a.stop for a in completed), key=len)
                 self._held = ""
                 return pending[: end if self._include_stop else end - len(stop)], stop
+            for automaton in completed:
+                automaton.let_pass()
         num_held = 0 if self._include_stop else max(a.num_matched for a in self._automata)
         released = len(pending) - num_held
         self._held = pending[released:]

@@ -32,7 +32,8 @@ class TextStream:
     The text continues the prompt: no space is trimmed from its beginning, and a character that the prompt began is
     given whole. A token that ends the sequence by its id (a stop token, or one of `eos_token_ids` unless
     `ignore_eos`) contributes no text unless `include_stop_str_in_output`. `eos_token_ids` are all of the model's;
-    by default the tokenizer's own.
+    by default the tokenizer's own. A stop string that completes within the first `min_tokens` tokens is text like
+    any other.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class TextStream:
             self._silent_ids = frozenset(sampling.stop_token_ids)
             if not sampling.ignore_eos:
                 self._silent_ids |= frozenset(eos_token_ids)
+        self._num_tokens = 0
+        self._min_tokens = sampling.min_tokens
         self._over = False
         self._stop: str | None = None
 
@@ -67,6 +70,7 @@ class TextStream:
         # One token at a time, so that a stop string is charged to the token that completes it.
         for token_id in token_ids:
             num_tokens += 1
+            self._num_tokens += 1
             if token_id not in self._silent_ids and self._take(self._detokenizer.push((token_id,)), pieces):
                 break
         if final and not self._over:
@@ -75,10 +79,14 @@ class TextStream:
             self._over = True
         return TextDelta("".join(pieces), num_tokens, self._stop)
 
+    @property
+    def _may_stop(self) -> bool:
+        return self._num_tokens > self._min_tokens or self._min_tokens == 0
+
     def _take(self, text: str, pieces: list[str]) -> bool:
         """Send text through the stop strings; true when that ends the stream."""
         if text:
-            released, self._stop = self._stops.push(text)
+            released, self._stop = self._stops.push(text, may_stop=self._may_stop)
             pieces.append(released)
             self._over = self._stop is not None
         return self._over
