@@ -41,7 +41,7 @@ def check_depth(values: Any, raw: bytes) -> None:
     level, depth = [values], 0
     while level:
         depth += 1
-        if depth > MAX_JSON_DEPTH + 1:
+        if depth > MAX_JSON_DEPTH:
             message = f"the body is nested more than {MAX_JSON_DEPTH} levels deep"
             raise ApiError(400, message, code="body_too_complex")
         level = [
@@ -68,6 +68,8 @@ def check_call(prompt_lengths: Sequence[int], sampling: SamplingParams, config: 
 
     `prompt_lengths`: tokens of each prompt.
     """
+    if max(prompt_lengths, default=0) >= config.max_model_len:
+        return  # too long in itself, which is said elsewhere, with better numbers
     num_sequences, num_tokens = len(prompt_lengths) * sampling.n, sum(prompt_lengths) * sampling.n
     field = "n" if sampling.n > 1 else "prompt"
     if num_sequences > 1 and num_tokens > MAX_PROMPT_TOKENS:
