@@ -56,7 +56,6 @@ def test_what_fails_is_the_requests_mistake_and_ends_nothing(process, source):
         ("{{ 'a' * 10000000000 }}", "MiB of memory"),
         ("{% set n = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
          "MiB of memory"),
-        ("{{ 'a' * 100000000 }}", "100000000 bytes"),
     ],
 )  # fmt: skip
 def test_what_takes_too_much_is_stopped_and_the_next_is_served(process, source, reason):
@@ -64,6 +63,12 @@ def test_what_takes_too_much_is_stopped_and_the_next_is_served(process, source, 
         render(process, source)
     assert refusal.value.param == "chat_template"
     assert render(process, "ok") == "ok"
+
+
+def test_a_text_that_is_too_large_does_not_come_back():
+    process = TemplateProcess(cpu_s=30, param="messages")
+    with contextlib.closing(process), pytest.raises(RequestError, match="70000000 bytes"):
+        render(process, "{{ 'a' * 70000000 }}")
 
 
 def test_it_has_the_lowest_priority_little_memory_and_no_secrets(process, monkeypatch):
