@@ -93,11 +93,11 @@ def main() -> None:
     fd, memory_bytes, niceness = map(int, sys.argv[1:])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may go to the whole group; the front decides
         signal.signal(number, signal.SIG_IGN)
-    import noria.text.chat_environment  # noqa: F401 (now, at the priority of the front, and not in the first job)
+    os.nice(niceness)  # before anything that takes time: starting must not hold up others either
+    import noria.text.chat_environment  # noqa: F401 (not in the first job)
 
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(niceness)
     with socket.socket(fileno=fd) as connection, contextlib.suppress(EOFError, ConnectionError):
         while True:
             job = Job(*pickle.loads(receive_frame(connection)))

@@ -73,13 +73,16 @@ class TextWork:
         self.foreign_templates = TemplateProcess(cpu_s=cpu_s, param="chat_template", niceness=LOWEST_PRIORITY)
 
     def take_template(self, tokenizer: Tokenizer) -> None:
-        """Lets the model's own template be rendered in a process, which is started. Blocks for some milliseconds."""
+        """Lets the model's own template be rendered in a process, which is started, as is that for those of requests
+        if there may be any. Blocks for some milliseconds."""
         template = tokenizer.chat_template
         if template is not None:
             tokenizer.chat_template = ProcessTemplate(
                 template.source, special_tokens=template.special_tokens, process=self.templates
             )
             self.templates.start()
+        if self._options.trust_request_chat_template:
+            self.foreign_templates.start()  # while the machine is not busy: its priority is low
 
     def foreign_template(self, source: str, own: ChatTemplate | None) -> ChatTemplate:
         """A request's template, with the special tokens of the model's."""
