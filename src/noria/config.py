@@ -90,7 +90,9 @@ class SchedulingOptions:
     first_token_deadline_s: float | None = option(
         None, "End a request that has no token after so long. Default: no limit."
     )
-    request_deadline_s: float | None = option(None, "End a request that has not finished after so long.")
+    request_deadline_s: float | None = option(
+        None, "End a request that has not finished after so long.", aliases=("--request-timeout",)
+    )
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -201,6 +203,22 @@ class ServerOptions:
         2048, "Tokens a client may fall behind in reading its stream before its request is aborted."
     )
     access_log: bool = option(False, "Log each HTTP request.")
+    max_body_bytes: int = option(32 * 2**20, "Largest request body; more is refused unread.")
+    request_read_timeout_s: float = option(
+        30.0, "How long a client may take to send a request: its head, and then again its body."
+    )
+    max_request_cost: int = option(
+        2**23,
+        "Most that one call may come to: for each of its sequences, prompt tokens and tokens that may be generated, "
+        "times 1 + logprobs.",
+    )
+    chat_template_timeout_s: float = option(2.0, "Processor time that a chat template may take for one request.")
+    trust_request_chat_template: bool = option(
+        False, "Render chat templates that come with requests, within that limit and at the lowest priority."
+    )
+    sse_keep_alive_interval: float = option(
+        15.0, "Seconds without news after which a stream gets a comment, so that nobody between cuts it; 0 for never."
+    )
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -208,11 +226,15 @@ class ServerOptions:
             raise OptionError("host is empty; use 127.0.0.1, or 0.0.0.0 for every address")
         if not 0 <= self.port <= 65535:
             raise OptionError(f"port must be between 0 and 65535, not {self.port}")
-        for name in ("drain_s", "health_stall_s"):
+        for name in ("drain_s", "health_stall_s", "sse_keep_alive_interval"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name} must not be negative, but is {getattr(self, name)}")
-        if self.max_stream_backlog < 1:
-            raise OptionError(f"max_stream_backlog must be at least 1, not {self.max_stream_backlog}")
+        for name in ("max_stream_backlog", "max_body_bytes", "max_request_cost"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("request_read_timeout_s", "chat_template_timeout_s"):
+            if not 0 < getattr(self, name) <= _MOST:
+                raise OptionError(f"{name} must be above 0, a finite number, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

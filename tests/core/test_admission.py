@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import World
 
+from noria.core.admission import judge_call
 from noria.core.margin import Margin
 from noria.core.plan import Limit
-from noria.errors import UnavailableError
+from noria.errors import RequestError, UnavailableError
 
 
 def held(plan) -> dict[str, Limit]:
@@ -279,3 +280,34 @@ def test_a_refused_request_leaves_nothing_behind():
     assert "c" not in world.scheduler.waiting
     world.run()
     assert not world.scheduler.has_news or world.step().finished
+
+
+@pytest.mark.parametrize(
+    ("lengths", "n", "fits"),
+    [
+        ([60, 40], 1, True),
+        ([60, 41], 1, False),
+        ([500], 4, True),
+        ([500], 5, False),
+        ([1] * 4, 1, True),
+        ([1] * 5, 1, False),
+    ],
+)
+def test_the_verdict_on_a_call_is_that_of_its_sequences_on_an_empty_queue(lengths, n, fits):
+    limits = {"max_num_seqs": 2, "max_num_queued_reqs": 2, "max_num_queued_tokens": 100}
+    world = World(num_blocks=256, **limits)
+
+    def add_all() -> None:
+        for number, length in enumerate(lengths):
+            for index in range(n):
+                world.add(f"{number}-{index}", length, parent_id=f"{number}-0" if index else None)
+
+    if fits:
+        add_all()
+        judge_call(lengths, n, world.scheduler.config)
+    else:
+        with pytest.raises(UnavailableError):
+            add_all()
+        with pytest.raises(RequestError) as refusal:
+            judge_call(lengths, n, world.scheduler.config)
+        assert refusal.value.code == "request_too_large"

@@ -7,20 +7,24 @@ from typing import Any
 
 import pytest
 
+from noria.config import ServerOptions
 from noria.fakes.tokenizer import ByteTokenizer
 from noria.server.bodies import ChatBody, CompletionBody
 from noria.server.chat import ChatApi
 from noria.server.completions import CompletionsApi
 from noria.server.envelope import TEXT_MARK
 from noria.server.generation import News
+from noria.server.served import ServedModel
+from noria.server.text_work import TextWork
 
 TEXTS = ["a", "", 'he said "no"\n', "\\u0041", "é\U0001f600\x00", TEXT_MARK]
 
 
 def apis() -> list[Any]:
-    model = json.dumps(TEXT_MARK)  # a name is the operator's choice
+    name = json.dumps(TEXT_MARK)  # it is the operator's choice
+    model = ServedModel(name, ByteTokenizer(), 4096, TextWork(ServerOptions()))
     chat = ChatBody(messages=[{"role": "user", "content": "hi"}])
-    return [CompletionsApi(CompletionBody(prompt="x"), ByteTokenizer(), model), ChatApi(chat, ByteTokenizer(), model)]
+    return [CompletionsApi(CompletionBody(prompt="x"), model), ChatApi(chat, model)]
 
 
 @pytest.mark.parametrize("text", TEXTS)

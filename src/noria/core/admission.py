@@ -61,6 +61,29 @@ def check_sampling(sampling: SamplingParams, max_tokens: int, config: SchedulerC
                 param=name,
             )
 
+def judge_call(prompt_lengths: Sequence[int], n: int, config: SchedulerConfig) -> None:
+    """Raises `RequestError` for a call whose sequences, taken all or none, an empty queue has no place for.
+
+    `prompt_lengths`: tokens of each prompt, which has `n` sequences. The same rule as `check_queue`: the first
+    prompt is never too long, and the further sequences of a prompt do not wait for tokens of their own.
+    """
+    num_sequences, num_places = len(prompt_lengths) * n, config.num_slots + config.max_num_queued_reqs
+    if num_sequences > num_places:
+        raise RequestError(
+            f"this call has {num_sequences} sequences, but at most {config.num_slots} may run and "
+            f"{config.max_num_queued_reqs} more wait (max_num_queued_reqs): send them in several calls",
+            param="n" if n > 1 else "prompt",
+            code="request_too_large",
+        )
+    most, num_tokens = config.max_num_queued_tokens, sum(prompt_lengths)
+    if most is not None and len(prompt_lengths) > 1 and num_tokens > most:
+        raise RequestError(
+            f"this call's prompts have {num_tokens} tokens together, but at most {most} may wait "
+            "(max_num_queued_tokens): send them in several calls",
+            param="prompt",
+            code="request_too_large",
+        )
+
 
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 

@@ -44,6 +44,9 @@ class ByteTokenizer(Tokenizer):
                 ids += _bytes_of(piece.replace(marker, "") if marker else piece)
         return self._with_bos(ids, add_special_tokens)
 
+    def least_num_tokens(self, text: str) -> int:
+        return len(text) // len("<bos>")
+
     def token_bytes(self, token_id: int) -> bytes:
         if 0 <= token_id < self.BOS:
             return bytes([token_id])

@@ -4,7 +4,14 @@ start.py        from the command to the engine's process
 run.py          loading, signals, drain, exit code
 app.py          routes and the state they share
 endpoint.py     one POST: read, answer, notice a client that goes away
+connections.py  those that send no request are closed
+request_body.py reading a body within limits
+gate.py         bounds on the JSON of a call, and on what it may cost
 bodies.py       what clients send, typed and checked
+served.py       what an endpoint is told of the model
+text_work.py    where text becomes tokens: at once, or in threads
+templates.py    chat templates rendered in processes that can be killed
+template_worker.py  such a process
 generation.py   from prompts to news of sequences
 completions.py  /v1/completions: in and out
 chat.py         /v1/chat/completions: in and out

@@ -15,6 +15,7 @@ import msgspec
 
 from noria.sampling import SamplingParams
 from noria.server.errors import ApiError
+from noria.server.gate import check_depth
 
 
 class StreamOptions(msgspec.Struct):
@@ -86,6 +87,7 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 
@@ -96,7 +98,6 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "best_of": (1,),
     "cache_salt": (),
-    "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
@@ -135,6 +136,7 @@ def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(values, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    check_depth(values, raw)
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     ignored = []
     for name, value in values.items():

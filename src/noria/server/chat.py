@@ -11,18 +11,27 @@ from noria.server.bodies import ChatBody
 from noria.server.envelope import TEXT_MARK, ChunkTemplate, Envelope
 from noria.server.errors import ApiError
 from noria.server.generation import Generation, News, Usage
+from noria.server.served import ServedModel
 from noria.text.chat import encode_chat
-from noria.text.tokenizer import Tokenizer
 
 
 class ChatApi:
     """How one request to this endpoint is understood and answered."""
 
-    def __init__(self, body: ChatBody, tokenizer: Tokenizer, model: str) -> None:
+    def __init__(self, body: ChatBody, model: ServedModel) -> None:
         self.body = body
+        self._request_template = model.request_template(body.chat_template)
+        if "chat_template" in (body.chat_template_kwargs or {}):
+            raise ApiError(
+                400,
+                "chat_template_kwargs are variables for the template; a template is a field of its own",
+                param="chat_template_kwargs.chat_template",
+                code="invalid_value",
+            )
         self.renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
-        self._tokenizer = tokenizer
-        self._envelope = Envelope("chatcmpl", model)
+        self._tokenizer = model.tokenizer
+        self._max_model_len = model.max_model_len
+        self._envelope = Envelope("chatcmpl", model.name)
         self._templates: dict[int, ChunkTemplate] = {}
         if body.max_completion_tokens is not None:
             self.renamed["max_tokens"] = "max_completion_tokens"
@@ -41,7 +50,9 @@ class ChatApi:
                 self._tokenizer,
                 self.body.messages,
                 add_generation_prompt=True if generation_prompt is None else generation_prompt,
+                template=self._request_template,
                 template_kwargs=self.body.chat_template_kwargs,
+                max_num_tokens=self._max_model_len,
             )
         ]
 

@@ -12,7 +12,8 @@ from noria.server.bodies import CompletionBody
 from noria.server.envelope import TEXT_MARK, ChunkTemplate, Envelope
 from noria.server.errors import ApiError
 from noria.server.generation import MAX_SEQUENCES, Generation, News, Usage
-from noria.text.tokenizer import Tokenizer
+from noria.server.served import ServedModel
+from noria.text.tokenizer import check_size
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -35,11 +36,12 @@ class CompletionChoice(msgspec.Struct):
 class CompletionsApi:
     """How one request to this endpoint is understood and answered."""
 
-    def __init__(self, body: CompletionBody, tokenizer: Tokenizer, model: str) -> None:
+    def __init__(self, body: CompletionBody, model: ServedModel) -> None:
         self.body = body
         self.renamed: dict[str, str] = {}
-        self._tokenizer = tokenizer
-        self._envelope = Envelope("cmpl", model)
+        self._tokenizer = model.tokenizer
+        self._max_model_len = model.max_model_len
+        self._envelope = Envelope("cmpl", model.name)
         self._offsets: dict[int, int] = {}
         self._templates: dict[int, ChunkTemplate] = {}
 
@@ -50,7 +52,7 @@ class CompletionsApi:
         """Token ids of each prompt. A text may hold special tokens, as with other servers."""
         prompt = self.body.prompt
         if isinstance(prompt, str):
-            return [self._tokenizer.encode(prompt)]
+            return [self._encode(prompt)]
         if not prompt:
             raise ApiError(400, "prompt is an empty list", param="prompt", code="invalid_value")
         if all(isinstance(part, int) for part in prompt):
@@ -65,7 +67,11 @@ class CompletionsApi:
         kinds = {type(part) for part in prompt}
         if len(kinds) > 1:
             raise ApiError(400, "prompt mixes texts and token ids", param="prompt", code="invalid_type")
-        return [self._tokenizer.encode(part) if isinstance(part, str) else list(part) for part in prompt]  # type: ignore[arg-type]
+        return [self._encode(part) if isinstance(part, str) else list(part) for part in prompt]  # type: ignore[arg-type]
+
+    def _encode(self, text: str) -> list[int]:
+        check_size(text, self._tokenizer, self._max_model_len, param="prompt")
+        return self._tokenizer.encode(text)
 
     def opening(self, num_choices: int) -> list[bytes]:
         return []

@@ -7,32 +7,37 @@ at once, streaming or not, and its blocks are free within two steps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
+from noria.config import SchedulerConfig, ServerOptions
 from noria.core.admission import check_priority
 from noria.errors import EngineError
 from noria.sampling import SamplingParams
-from noria.server.bodies import GenerationBody, decode_body
+from noria.server.bodies import ChatBody, GenerationBody, decode_body
 from noria.server.errors import ApiError, as_api_error
+from noria.server.gate import check_call, check_json
 from noria.server.generation import Generation, News, Usage
+from noria.server.request_body import discard
+from noria.server.served import ServedModel
 from noria.server.state import ServerState
-from noria.text.tokenizer import Tokenizer
+from noria.server.text_work import TextWork
 
 logger = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 32 * 2**20
-LARGE_BODY_BYTES = 16 * 1024
-"""Texts above this are tokenised in a thread: it takes longer than the event loop should be held up."""
 
 MAX_HEADER_CHARACTERS = 1024
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Api(Protocol):
@@ -55,7 +60,7 @@ class GenerationEndpoint:
         self,
         state: ServerState,
         body_type: type[Any],
-        make_api: Callable[[Any, Tokenizer, str], Api],
+        make_api: Callable[[Any, ServedModel], Api],
     ) -> None:
         self._state = state
         self._body_type = body_type
@@ -63,11 +68,11 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            raw = await _read_body(receive)
+            raw = await self._state.body_reader.read(scope, receive)
         except ConnectionResetError:
             return
         except ApiError as error:
-            await _send_json(send, error.status, error.body, error.headers)
+            await _refuse_unread(error, receive, send)
             return
         answering = asyncio.ensure_future(_Answer(self, raw, send, scope.get("noria.transport")).run())
         leaving = asyncio.ensure_future(_until_disconnect(receive))
@@ -82,13 +87,38 @@ class GenerationEndpoint:
 
     def prepare(self, raw: bytes) -> tuple[GenerationBody, Api, list[str]]:
         """Everything that can be refused before anything is started."""
-        self._state.check_ready()
+        state = self._state
+        state.check_ready()
+        assert state.tokenizer is not None
+        check_json(raw, self.config)
         body, ignored = decode_body(raw, self._body_type)
-        model = self._state.check_model(body.model)
-        assert self._state.tokenizer is not None
-        assert self._state.config is not None
-        check_priority(body.priority or 0, self._state.config)
-        return body, self._make_api(body, self._state.tokenizer, model), ignored
+        name = state.check_model(body.model)
+        check_priority(body.priority or 0, self.config)
+        model = ServedModel(
+            name,
+            state.tokenizer,
+            self.config.max_model_len,
+            state.text_work,
+            trust_request_chat_template=state.options.trust_request_chat_template,
+        )
+        return body, self._make_api(body, model), ignored
+
+    @property
+    def config(self) -> SchedulerConfig:
+        assert self._state.config is not None  # there is one from readiness on
+        return self._state.config
+
+    @property
+    def options(self) -> ServerOptions:
+        return self._state.options
+
+    @property
+    def text_work(self) -> TextWork:
+        return self._state.text_work
+
+    def release(self, raw: bytes) -> None:
+        """What was read is needed no longer."""
+        self._state.body_reader.release(len(raw))
 
     def generation(
         self, prompts: list[list[int]], sampling: SamplingParams, *, priority: int, **limits: Any
@@ -99,10 +129,6 @@ class GenerationEndpoint:
         assert state.tokenizer is not None
         eos_token_ids = state.eos_token_ids
         return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, priority=priority, **limits)
-
-    @property
-    def max_pending(self) -> int:
-        return self._state.options.max_stream_backlog
 
 
 class _Answer:
@@ -117,17 +143,23 @@ class _Answer:
         self._send = send
         self._headers: dict[str, str] = {}
         self._started = False
+        self._last_sent_s = time.monotonic()
 
     async def run(self) -> None:
         renamed: dict[str, str] = {}
         try:
-            body, api, ignored = self._endpoint.prepare(self._raw)
-            renamed = api.renamed
-            if ignored:
-                self._headers["X-Noria-Ignored-Fields"] = _header_list(ignored)
-            sampling = api.sampling()
-            is_large = len(self._raw) > LARGE_BODY_BYTES
-            prompts = await asyncio.to_thread(api.encode_prompts) if is_large else api.encode_prompts()
+            try:
+                body, api, ignored = await self._understand()
+                renamed = api.renamed
+                if ignored:
+                    self._headers["X-Noria-Ignored-Fields"] = _header_list(ignored)
+                sampling = api.sampling()
+                prompts = await self._encode_prompts(body, api)
+            finally:
+                self._endpoint.release(self._raw)
+                self._raw = b""
+            max_cost = self._endpoint.options.max_request_cost
+            check_call([len(prompt) for prompt in prompts], sampling, self._endpoint.config, max_cost)
             if body.stream:
                 await self._stream(body, api, prompts, sampling)
             else:
@@ -137,23 +169,36 @@ class _Answer:
         except Exception as error:
             await self._fail(as_api_error(error, renamed), error)
 
+    async def _understand(self) -> tuple[GenerationBody, Api, list[str]]:
+        prepare = partial(self._endpoint.prepare, self._raw)
+        return await self._endpoint.text_work.run(prepare, num_bytes=len(self._raw))
+
+    async def _encode_prompts(self, body: GenerationBody, api: Api) -> list[list[int]]:
+        work = self._endpoint.text_work
+        if isinstance(body, ChatBody):
+            return await work.run_chat(api.encode_prompts, is_foreign=body.chat_template is not None)
+        return await work.run(api.encode_prompts, num_bytes=len(self._raw))
+
     async def _stream(self, body: GenerationBody, api: Api, prompts: list[list[int]], sampling: SamplingParams) -> None:
         task = asyncio.current_task()
         assert task is not None
 
         def give_up() -> None:
-            logger.warning("a client reads too slowly: more than %d events behind", self._endpoint.max_pending)
+            logger.warning(
+                "a client reads too slowly: more than %d events behind", self._endpoint.options.max_stream_backlog
+            )
             task.cancel()
             if self._transport is not None:
                 _cut(self._transport)
 
-        limits = {"max_pending": self._endpoint.max_pending, "on_overflow": give_up}
+        limits = {"max_pending": self._endpoint.options.max_stream_backlog, "on_overflow": give_up}
         with self._endpoint.generation(prompts, sampling, priority=body.priority or 0, **limits) as generation:
             await generation.accepted()  # a refusal must have its own status, so nothing is sent before
             await self._start_stream()
             await self._send_events(api.opening(len(generation.outputs)))
-            async for bunch in generation.news():
-                await self._send_events([api.chunk(news) for news in bunch if news.is_worth_telling])
+            async with _kept_alive(self._keep_alive, self._endpoint.options.sse_keep_alive_interval):
+                async for bunch in generation.news():
+                    await self._send_events([api.chunk(news) for news in bunch if news.is_worth_telling])
             if body.wants_usage:
                 await self._send_events([api.usage_chunk(generation.usage)])
             await self._end_stream()
@@ -167,7 +212,18 @@ class _Answer:
     async def _send_events(self, contents: list[bytes]) -> None:
         if contents:
             data = b"".join(b"data: " + content + b"\n\n" for content in contents)
+            self._last_sent_s = time.monotonic()
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _keep_alive(self, interval_s: float) -> None:
+        """Sends a comment, which clients skip, whenever nothing has been sent for that long."""
+        while True:
+            silence_s = time.monotonic() - self._last_sent_s
+            if silence_s < interval_s:
+                await asyncio.sleep(interval_s - silence_s)
+            else:
+                self._last_sent_s = time.monotonic()
+                await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
     async def _end_stream(self) -> None:
         await self._send({"type": "http.response.body", "body": DONE})
@@ -184,19 +240,28 @@ class _Answer:
             await _send_json(self._send, error.status, error.body, error.headers)
 
 
-async def _read_body(receive: Receive) -> bytes:
-    """The whole body. Raises `ApiError` if it is too large, `ConnectionResetError` if the client leaves meanwhile."""
-    chunks, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionResetError
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
-        if not message.get("more_body", False):
-            return b"".join(chunks)
+@contextlib.asynccontextmanager
+async def _kept_alive(
+    keep_alive: Callable[[float], Coroutine[Any, Any, None]], interval_s: float
+) -> AsyncIterator[None]:
+    """Runs `keep_alive` beside what is inside, unless the interval is 0."""
+    task = asyncio.create_task(keep_alive(interval_s)) if interval_s else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _refuse_unread(error: ApiError, receive: Receive, send: Send) -> None:
+    """Answers before the body has been read, and closes the connection when the rest of it has been thrown away."""
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(error.body)), "Connection": "close"}
+    await send(_response_start(error.status, headers | error.headers))
+    await send({"type": "http.response.body", "body": error.body, "more_body": True})
+    if error.status != HTTPStatus.REQUEST_TIMEOUT:
+        await discard(receive)
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _until_disconnect(receive: Receive) -> None:

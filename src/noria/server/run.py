@@ -32,6 +32,7 @@ from noria.errors import EngineError, NoriaError
 from noria.garbage import settle_garbage_collector
 from noria.observe.stats import EngineStats
 from noria.server.app import create_app
+from noria.server.connections import protocol_class
 from noria.server.start import EXIT_FAILED, EXIT_FORCED, EXIT_OK, Served
 from noria.server.state import Phase, ServerState
 
@@ -129,6 +130,7 @@ class _Server:
         self._uvicorn = _UvicornServer(
             uvicorn.Config(
                 _TransportInScope(create_app(self._state)),
+                http=protocol_class(options.request_read_timeout_s),
                 log_config=None,
                 access_log=options.access_log,
                 lifespan="off",
@@ -153,6 +155,7 @@ class _Server:
                 self._state.engine.shut_down()
             if self._client is not None:
                 self._client.close()
+            self._state.text_work.close()
         return self._exit_code
 
     async def _start(self) -> None:
@@ -161,10 +164,12 @@ class _Server:
             self._state.names = self._options.served_model_name or (served.name,)
             self._client = ProcessClient(process)
             logger.info("engine process %d is loading %s", self._client.process.pid, served.name)
-            self._state.tokenizer, config = await asyncio.gather(
+            tokenizer, config = await asyncio.gather(
                 _in_thread(served.load_tokenizer),
                 _in_thread(partial(self._client.wait_ready, logger.info)),
             )
+            self._state.tokenizer = tokenizer
+            await _in_thread(partial(self._state.text_work.take_template, tokenizer))
             self._state.config, self._state.stats = config, EngineStats(config.num_blocks)
             self._state.engine_pid = self._client.process.pid
             self._client.on_record = self._state.stats.add

@@ -105,8 +105,10 @@ def _build_core(path: str, options: EngineOptions, report: Report) -> EngineCore
 
 def _load_tokenizer(path: Path) -> Tokenizer:
     from noria.files.sources import open_model
+    from noria.text.library import share_interpreter
     from noria.text.tokenizer import load_tokenizer
 
+    share_interpreter()
     return load_tokenizer(open_model(path).tokenizer)
 
 

@@ -12,6 +12,8 @@ from noria.engine.streams import AsyncEngine
 from noria.observe.cpu import process_cpu_s
 from noria.observe.stats import EngineStats
 from noria.server.errors import ApiError, unavailable
+from noria.server.request_body import BodyReader
+from noria.server.text_work import TextWork
 from noria.text.tokenizer import Tokenizer
 
 
@@ -35,6 +37,12 @@ class ServerState:
     stats: EngineStats | None = None
     engine_pid: int | None = None
     started_s: float = field(default_factory=time.time)
+    body_reader: BodyReader = field(init=False)
+    text_work: TextWork = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.body_reader = BodyReader(self.options.max_body_bytes, self.options.request_read_timeout_s)
+        self.text_work = TextWork(self.options)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

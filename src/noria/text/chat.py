@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 from noria.errors import RequestError
+from noria.text.chat_template import ChatTemplate
 from noria.text.literal_text import Lookalikes, choose_marker
-from noria.text.tokenizer import Tokenizer
+from noria.text.tokenizer import Tokenizer, check_size
 
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Roles that a template may make a special token of ('<|' + role + '|>'); any other role stays plain text."""
@@ -25,14 +26,17 @@ def encode_chat(
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    template: ChatTemplate | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    max_num_tokens: int | None = None,
 ) -> list[int]:
     """Token ids of a conversation as the model's chat template writes it, with the BOS the model wants (once).
 
-    `messages` are those of OpenAI's API; `template_kwargs` are further variables for the template (`tools`, ...).
-    Raises `RequestError` naming the field (such as "messages[0].content") when they are not.
+    `messages` are those of OpenAI's API; `template_kwargs` are further variables for the template (`tools`, ...), and
+    `template` stands in for the model's own. With `max_num_tokens`, a text that must have more is refused before it is
+    tokenized. Raises `RequestError` naming the field (such as "messages[0].content") when they are not.
     """
-    template = tokenizer.chat_template
+    template = template or tokenizer.chat_template
     if template is None:
         raise RequestError(
             "this model has no chat template, so it cannot take messages; send a prompt as a completion instead",
@@ -49,6 +53,8 @@ def encode_chat(
         add_generation_prompt=add_generation_prompt,
         template_kwargs=lookalikes.break_in(kwargs, marker, whole_values=False),
     )
+    if max_num_tokens is not None:
+        check_size(text.replace(marker, ""), tokenizer, max_num_tokens, param="messages")
     return tokenizer.encode_rendered(text, marker=marker)
 
 

@@ -35,7 +35,7 @@ class ChatTemplate:
     ) -> None:
         """`special_tokens`: variable name to spelling, such as {"bos_token": "<s>"}."""
         self.source = source
-        self._special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
+        self.special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         self._clock = clock
 
     def render(
@@ -49,7 +49,7 @@ class ChatTemplate:
 
         `template_kwargs` are further variables; they cannot replace the messages or the special tokens.
         """
-        variables = {"tools": None, "documents": None} | dict(template_kwargs or {}) | self._special_tokens
+        variables = {"tools": None, "documents": None} | dict(template_kwargs or {}) | self.special_tokens
         try:
             return self._compiled.render(variables, messages=messages, add_generation_prompt=add_generation_prompt)
         except RequestError:

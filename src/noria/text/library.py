@@ -7,8 +7,10 @@ vocabulary. The library does normalising, pre-tokenizing and merging; text from 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +22,34 @@ from noria.text.chat_template import ChatTemplate
 from noria.text.spelling import Spelling, spelling_from_decoder
 from noria.text.tokenizer import Tokenizer, well_formed
 
+LONG_TEXT = 4096
+"""From so many characters on, a text is worth another way into the library (`share_interpreter`)."""
+
+COMPOSED_SHRINKS = 4
+"""The normal form NFC never makes a text shorter than one in so many of its bytes (U+1FBE U+0308 U+0301: 7 to 2)."""
+
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+_shares_interpreter = False
+
+
+def share_interpreter() -> None:
+    """From here on other threads run while a long text is encoded. For a server, whose event loop must go on.
+
+    The library lets go of the interpreter's lock for batches only, and would start threads for them: this process
+    is told not to want those.
+    """
+    global _shares_interpreter
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _shares_interpreter = True
+
+
+def _encode(view: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    if _shares_interpreter and len(text) > LONG_TEXT:
+        [encoding] = view.encode_batch([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
+    return view.encode(text, add_special_tokens=add_special_tokens).ids
 
 
 class LibraryTokenizer(Tokenizer):
@@ -69,7 +98,7 @@ class LibraryTokenizer(Tokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         view = self._parsing if parse_special else self._plain
-        ids = view.encode(well_formed(text), add_special_tokens=add_special_tokens).ids
+        ids = _encode(view, well_formed(text), add_special_tokens=add_special_tokens)
         if add_special_tokens:
             if self._processor_adds_bos:
                 del ids[0]
@@ -89,6 +118,33 @@ class LibraryTokenizer(Tokenizer):
         if add_special_tokens:
             self._ensure_bos(ids)
         return ids
+
+    def least_num_tokens(self, text: str) -> int:
+        if self._size_rule is None:
+            return 0
+        max_bytes, uncounted = self._size_rule
+        return -(-len(well_formed(text).encode().translate(None, uncounted)) // max_bytes)
+
+    @cached_property
+    def _size_rule(self) -> tuple[int, bytes] | None:
+        """The most bytes of a text that one token stands for, and bytes that may need no token. At first use, since it
+        looks at the whole vocabulary.
+
+        None where a token can stand for ever so much text: unknown characters, special tokens that swallow the white
+        space beside them, text that is normalised away.
+        """
+        vocabulary = self._parsing.get_vocab()
+        uncounted = self._spelling.unspelled_bytes(vocabulary)
+        shrinks = _shrinkage(self._parsing)
+        added = self._parsing.get_added_tokens_decoder().values()
+        if uncounted is None or shrinks is None or any(token.lstrip or token.rstrip for token in added):
+            return None
+        longest = 1
+        for token in sorted(vocabulary, key=len, reverse=True):
+            if len(token) * 4 <= longest:  # no character has more than four bytes
+                break
+            longest = max(longest, len(self._spelling.bytes_of(token)))
+        return longest * shrinks, uncounted
 
     def token_bytes(self, token_id: int) -> bytes:
         data = self._bytes.get(token_id)
@@ -117,7 +173,7 @@ class LibraryTokenizer(Tokenizer):
         if not text:
             return []
         view = self._plain if opening else self._continuing
-        return view.encode(text, add_special_tokens=False).ids
+        return _encode(view, text, add_special_tokens=False)
 
 
 def tokenizer_from_json(files: TokenizerFiles) -> LibraryTokenizer:
@@ -193,6 +249,31 @@ def _without_first_prefix(view: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     continuing = plain_view(view, pre_tokenizer=shell.pre_tokenizer)
     continuing.encode_special_tokens = view.encode_special_tokens
     return continuing
+
+
+def _shrinkage(view: tokenizers.Tokenizer) -> int | None:
+    """How many times shorter, in bytes, a text can be before its pieces are looked up; None if that is not known."""
+    shrinks = 1
+    for part in _parts(view.normalizer, "normalizers"):
+        if part["type"] == "NFC":
+            shrinks *= COMPOSED_SHRINKS
+        elif part["type"] == "Replace" and "String" in part["pattern"]:
+            if len(part["content"].encode()) < len(part["pattern"]["String"].encode()):
+                return None
+        elif part["type"] != "Prepend":
+            return None
+    for part in _parts(view.pre_tokenizer, "pretokenizers"):
+        if part["type"] not in ("ByteLevel", "Digits", "Metaspace", "Split") or part.get("behavior") == "Removed":
+            return None
+    return shrinks
+
+
+def _parts(component: Any, name: str) -> list[dict[str, Any]]:
+    """The description of each part of a normalizer or pre-tokenizer, which may be a sequence of them."""
+    if component is None:
+        return []
+    description = json.loads(component.__getstate__())
+    return list(description.get(name, [description]))
 
 
 def _drop_first_prefix(description: dict[str, Any]) -> bool:

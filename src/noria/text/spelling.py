@@ -7,7 +7,7 @@ SentencePiece manner ("▁" for a space, "<0x0A>" for a byte); other decoders ar
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Protocol
 
 from noria.errors import UnsupportedError
@@ -19,6 +19,10 @@ class Spelling(Protocol):
 
     def opening_bytes_of(self, token: str) -> bytes:
         """What it stands for at the beginning of a text."""
+
+    def unspelled_bytes(self, vocabulary: Container[str]) -> bytes | None:
+        """The bytes that have no token of their own: they may be lost, or many become one unknown token. None where
+        that can happen to whole characters."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -43,6 +47,9 @@ class ByteLevelSpelling:
 
     opening_bytes_of = bytes_of
 
+    def unspelled_bytes(self, vocabulary: Container[str]) -> bytes | None:
+        return bytes(byte for character, byte in BYTE_OF_CHARACTER.items() if character not in vocabulary)
+
 
 class SentencePieceSpelling:
     """ "▁the" is b" the", and with `byte_fallback` "<0x0A>" is b"\\n".
@@ -64,6 +71,11 @@ class SentencePieceSpelling:
         data = self.bytes_of(token)
         num_spaces = len(data) - len(data.lstrip(b" "))
         return data[min(num_spaces, self._num_trimmed_spaces) :]
+
+    def unspelled_bytes(self, vocabulary: Container[str]) -> bytes | None:
+        if not self._byte_fallback:
+            return None
+        return bytes(byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary)
 
 
 def spelling_from_decoder(decoder: Mapping[str, Any] | None, *, source: str) -> Spelling:

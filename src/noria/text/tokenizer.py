@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from noria.errors import ContextLengthError
 from noria.files.model import TokenizerFiles
 from noria.text.chat_template import ChatTemplate
 from noria.text.detokenizer import Detokenizer
@@ -64,6 +65,11 @@ class Tokenizer(ABC):
     def id_to_token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it ("Ġthe"), or None if the id is no token."""
 
+    def least_num_tokens(self, text: str) -> int:
+        """A number of tokens that `text` certainly has, told from its size alone: what is far too long need not be
+        encoded. 0 where the size tells nothing."""
+        return 0
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)
@@ -79,6 +85,17 @@ def load_tokenizer(files: TokenizerFiles) -> Tokenizer:
     if files.vocabulary is not None:
         return tokenizer_from_gguf(files.vocabulary, chat_template=files.chat_template)
     return tokenizer_from_json(files)
+
+
+def check_size(text: str, tokenizer: Tokenizer, max_num_tokens: int, *, param: str) -> None:
+    """Raises `ContextLengthError` for a text that must have more than `max_num_tokens`, without encoding it."""
+    least = tokenizer.least_num_tokens(text) if len(text) > max_num_tokens // 4 else 0
+    if least > max_num_tokens:
+        raise ContextLengthError(
+            f"the prompt has {len(text)} characters, at least {least} tokens, but the context is {max_num_tokens} "
+            f"tokens: shorten it by {least - max_num_tokens} tokens or more",
+            param=param,
+        )
 
 
 def well_formed(text: str) -> str:

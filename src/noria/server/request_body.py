@@ -1,0 +1,82 @@
+"""Bytes from clients: how many, for how long, and how many together. `BodyReader` reads a body or refuses it.
+
+Nothing here looks into a body. What is too large is refused by its Content-Length, before a byte of it is read, and
+then thrown away as it comes, for a while: clients look for an answer only when they have sent everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from starlette.types import Receive, Scope
+
+from noria.server.errors import ApiError, unavailable
+
+BODIES_AT_ONCE = 8
+"""Bodies of the largest size that may be in memory together, until they have become tokens."""
+
+DISCARD_S = 5.0
+"""How long the rest of a refused body is read and thrown away before the connection is closed."""
+
+
+class BodyReader:
+    """Reads request bodies of one server."""
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self.num_bytes_held = 0
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body, which counts as held until `release`.
+
+        Raises `ApiError`, before the body has been read, if it is too large, too slow, or too much beside others, and
+        `ConnectionResetError` if the client leaves meanwhile.
+        """
+        for name, value in scope["headers"]:
+            if name == b"content-length" and (len(value) > 18 or int(value) > self._max_bytes):
+                raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while await self._read_more(body, receive):
+                    pass
+        except BaseException as error:
+            self.release(len(body))
+            if isinstance(error, TimeoutError):
+                message = f"the body was not complete after {self._timeout_s:g} s (--request-read-timeout-s)"
+                raise ApiError(408, message, code="request_timeout") from None
+            raise
+        return bytes(body)
+
+    def release(self, num_bytes: int) -> None:
+        """So much of what has been read is needed no longer."""
+        self.num_bytes_held -= num_bytes
+
+    async def _read_more(self, body: bytearray, receive: Receive) -> bool:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError
+        chunk = message.get("body", b"")
+        if len(body) + len(chunk) > self._max_bytes:
+            raise self._too_large()
+        if self.num_bytes_held + len(chunk) > BODIES_AT_ONCE * self._max_bytes:
+            raise unavailable(f"{self.num_bytes_held} bytes of other requests are being read", "too_many_bodies")
+        body += chunk
+        self.num_bytes_held += len(chunk)
+        return bool(message.get("more_body", False))
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than {self._max_bytes} bytes (--max-body-bytes)"
+        return ApiError(413, message, code="body_too_large")
+
+
+async def discard(receive: Receive) -> None:
+    """Reads what still comes of a refused body, for `DISCARD_S` at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            is_coming = True
+            while is_coming:
+                message = await receive()
+                is_coming = message["type"] == "http.request" and message.get("more_body", False)
