@@ -9,8 +9,9 @@ from worlds import World
 from noria.core.events import FinishReason
 from noria.core.plan import Limit
 from noria.errors import UnavailableError
-from noria.observe.prometheus import metrics_page
-from noria.observe.stats import EngineStats, Histogram
+from noria.observe.histogram import Histogram
+from noria.observe.prometheus import Sources, metrics_page
+from noria.observe.stats import EngineStats
 
 
 def run_with_stats(world: World, max_steps: int = 5000) -> EngineStats:
@@ -97,7 +98,9 @@ def test_the_page_is_what_a_scraper_reads():
     world = World()
     world.add("a", 10, max_tokens=3)
     stats = run_with_stats(world)
-    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", {"front": 1.5}).decode())}
+    families = {
+        f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", Sources({"front": 1.5})).decode())
+    }
     [generated] = families["noria:generation_tokens"].samples
     assert (generated.name, generated.value) == ("noria:generation_tokens_total", 3)
     assert generated.labels == {"model_name": "m", "engine": "0"}
@@ -152,7 +155,9 @@ def test_the_pages_gauges_are_those_of_the_last_step():
     world.step()
     stats = EngineStats(16)
     stats.add(world.scheduler.records[-1])
-    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", {"front": 1.5}).decode())}
+    families = {
+        f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", Sources({"front": 1.5})).decode())
+    }
 
     def values(name, label):
         return {s.labels[label]: s.value for s in families[f"noria:{name}"].samples if s.value}

@@ -185,9 +185,9 @@ class AsyncEngine:
             num_ended += 1
         return num_ended
 
-    def unfinished_of(self, call_id: str) -> list[str]:
-        """The sequences of one call (see `noria.server.generation`) that are under way; of all calls, without one."""
-        return [r for r in self._streams if not call_id or r.rpartition("-")[0] == call_id]
+    def unfinished(self, call_id: str | None = None) -> list[str]:
+        """The sequences that are under way: all, or those of one call (whose names begin with its id)."""
+        return [name for name in self._streams if call_id is None or name.rpartition("-")[0] == call_id]
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns when the engine has paused; under `WAIT`, when it admits nobody any more."""
@@ -207,7 +207,7 @@ class AsyncEngine:
         """The engine's answer, which comes between two steps. Raises `EngineError` if there is no engine any more."""
         if self.error is not None:
             raise self.error
-        answer = self._loop.create_future()
+        answer: asyncio.Future[Answer] = self._loop.create_future()
         ticket = self._client.ask(**command)
         self._asked[ticket] = answer
         self._flush_soon()

@@ -23,6 +23,7 @@ class ChatApi:
         self.renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
         self._tokenizer = tokenizer
         self._envelope = Envelope("chatcmpl", model)
+        self.call_id = self._envelope.call_id
         self._templates: dict[int, ChunkTemplate] = {}
         if body.max_completion_tokens is not None:
             self.renamed["max_tokens"] = "max_completion_tokens"

@@ -40,6 +40,7 @@ class CompletionsApi:
         self.renamed: dict[str, str] = {}
         self._tokenizer = tokenizer
         self._envelope = Envelope("cmpl", model)
+        self.call_id = self._envelope.call_id
         self._offsets: dict[int, int] = {}
         self._templates: dict[int, ChunkTemplate] = {}
 

@@ -17,8 +17,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from noria.core.admission import check_priority
 from noria.errors import EngineError
+from noria.kv.prefix import PrefixKey
+from noria.observe.calls import Outcome
 from noria.sampling import SamplingParams
+from noria.server.access import tenant_of
 from noria.server.bodies import GenerationBody, decode_body
+from noria.server.calls import Call, call_of
 from noria.server.errors import ApiError, as_api_error
 from noria.server.generation import Generation, News, Usage
 from noria.server.state import ServerState
@@ -39,6 +43,7 @@ class Api(Protocol):
     """What an endpoint speaks: see `noria.server.completions` and `noria.server.chat`."""
 
     renamed: dict[str, str]
+    call_id: str
 
     def sampling(self) -> SamplingParams: ...
     def encode_prompts(self) -> list[list[int]]: ...
@@ -62,14 +67,23 @@ class GenerationEndpoint:
         self._make_api = make_api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = call_of(scope)
+        self._state.calls.begin(call)
         try:
-            raw = await _read_body(receive)
+            await self._answer(call, scope, receive, send)
+        finally:
+            self._state.calls.end(call, call.outcome or Outcome.ABORTED)
+
+    async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            raw = await read_body(receive)
         except ConnectionResetError:
             return
         except ApiError as error:
+            call.note_error(error)
             await _send_json(send, error.status, error.body, error.headers)
             return
-        answering = asyncio.ensure_future(_Answer(self, raw, send, scope.get("noria.transport")).run())
+        answering = asyncio.ensure_future(_Answer(self, raw, send, call, scope).run())
         leaving = asyncio.ensure_future(_until_disconnect(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,15 +104,13 @@ class GenerationEndpoint:
         check_priority(body.priority or 0, self._state.config)
         return body, self._make_api(body, self._state.tokenizer, model), ignored
 
-    def generation(
-        self, prompts: list[list[int]], sampling: SamplingParams, *, priority: int, **limits: Any
-    ) -> Generation:
+    def generation(self, prompts: list[list[int]], sampling: SamplingParams, **rest: Any) -> Generation:
         state = self._state
         state.check_ready()
         assert state.engine is not None
         assert state.tokenizer is not None
         eos_token_ids = state.eos_token_ids
-        return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, priority=priority, **limits)
+        return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, **rest)
 
     @property
     def max_pending(self) -> int:
@@ -108,11 +120,11 @@ class GenerationEndpoint:
 class _Answer:
     """One request being answered."""
 
-    def __init__(
-        self, endpoint: GenerationEndpoint, raw: bytes, send: Send, transport: asyncio.WriteTransport | None
-    ) -> None:
+    def __init__(self, endpoint: GenerationEndpoint, raw: bytes, send: Send, call: Call, scope: Scope) -> None:
         self._endpoint = endpoint
-        self._transport = transport
+        self._call = call
+        self._tenant = tenant_of(scope)
+        self._transport: asyncio.WriteTransport | None = scope.get("noria.transport")
         self._raw = raw
         self._send = send
         self._headers: dict[str, str] = {}
@@ -122,20 +134,34 @@ class _Answer:
         renamed: dict[str, str] = {}
         try:
             body, api, ignored = self._endpoint.prepare(self._raw)
-            renamed = api.renamed
-            if ignored:
-                self._headers["X-Noria-Ignored-Fields"] = _header_list(ignored)
+            renamed, self._call.call_id = api.renamed, api.call_id
+            self._headers |= ignored_header(ignored)
             sampling = api.sampling()
             is_large = len(self._raw) > LARGE_BODY_BYTES
             prompts = await asyncio.to_thread(api.encode_prompts) if is_large else api.encode_prompts()
             if body.stream:
                 await self._stream(body, api, prompts, sampling)
             else:
-                with self._endpoint.generation(prompts, sampling, priority=body.priority or 0) as generation:
+                with self._generation(body, prompts, sampling) as generation:
                     await generation.wait()
                     await _send_json(self._send, 200, api.answer(generation), self._headers)
+            self._call.note_answered()
         except Exception as error:
             await self._fail(as_api_error(error, renamed), error)
+
+    def _generation(
+        self, body: GenerationBody, prompts: list[list[int]], sampling: SamplingParams, **limits: Any
+    ) -> Generation:
+        assert self._call.call_id is not None
+        self._call.generation = self._endpoint.generation(
+            prompts,
+            sampling,
+            call_id=self._call.call_id,
+            priority=body.priority or 0,
+            prefix_key=PrefixKey(tenant=self._tenant),
+            **limits,
+        )
+        return self._call.generation
 
     async def _stream(self, body: GenerationBody, api: Api, prompts: list[list[int]], sampling: SamplingParams) -> None:
         task = asyncio.current_task()
@@ -148,7 +174,7 @@ class _Answer:
                 _cut(self._transport)
 
         limits = {"max_pending": self._endpoint.max_pending, "on_overflow": give_up}
-        with self._endpoint.generation(prompts, sampling, priority=body.priority or 0, **limits) as generation:
+        with self._generation(body, prompts, sampling, **limits) as generation:
             await generation.accepted()  # a refusal must have its own status, so nothing is sent before
             await self._start_stream()
             await self._send_events(api.opening(len(generation.outputs)))
@@ -173,6 +199,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": DONE})
 
     async def _fail(self, error: ApiError, cause: Exception) -> None:
+        self._call.note_error(error)
         if isinstance(cause, EngineError):
             logger.error("a request failed: %s", error)  # the engine's log has the cause
         elif error.status == 500:
@@ -184,7 +211,7 @@ class _Answer:
             await _send_json(self._send, error.status, error.body, error.headers)
 
 
-async def _read_body(receive: Receive) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     """The whole body. Raises `ApiError` if it is too large, `ConnectionResetError` if the client leaves meanwhile."""
     chunks, size = [], 0
     while True:
@@ -211,10 +238,12 @@ def _cut(transport: asyncio.WriteTransport) -> None:
     transport.abort()
 
 
-def _header_list(names: list[str]) -> str:
+def ignored_header(names: list[str]) -> dict[str, str]:
     """Names that a client chose, fit for a header: one line of printable ASCII, and not too long."""
+    if not names:
+        return {}
     text = ", ".join(names[:MAX_HEADER_CHARACTERS])[:MAX_HEADER_CHARACTERS]
-    return "".join(character if " " <= character <= "~" else "?" for character in text)
+    return {"X-Noria-Ignored-Fields": "".join(c if " " <= c <= "~" else "?" for c in text)}
 
 
 def _response_start(status: int, headers: dict[str, str]) -> Message:

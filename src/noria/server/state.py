@@ -8,10 +8,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from noria.config import SchedulerConfig, ServerOptions
+from noria.core.admission import check_queue
+from noria.core.scheduler import PauseMode
 from noria.engine.streams import AsyncEngine
+from noria.errors import UnavailableError
+from noria.observe.calls import CallStats
 from noria.observe.cpu import process_cpu_s
 from noria.observe.stats import EngineStats
 from noria.server.errors import ApiError, unavailable
+from noria.server.keys import Keys
 from noria.text.tokenizer import Tokenizer
 
 
@@ -27,12 +32,15 @@ class ServerState:
     """One server. `names` are the ids the model is served under, the first being the one it calls itself."""
 
     options: ServerOptions
+    keys: Keys
     names: tuple[str, ...] = ()
     phase: Phase = Phase.LOADING
     engine: AsyncEngine | None = None
     tokenizer: Tokenizer | None = None
     config: SchedulerConfig | None = None
     stats: EngineStats | None = None
+    calls: CallStats = field(default_factory=CallStats)
+    paused: PauseMode | None = None
     engine_pid: int | None = None
     started_s: float = field(default_factory=time.time)
 
@@ -56,6 +64,26 @@ class ServerState:
             silence_s = self.engine.silence_s()
             if silence_s > self.options.health_stall_s:
                 return f"the engine's loop has not advanced for {silence_s:.1f} s"
+        return None
+
+    def obstacle(self) -> ApiError | None:
+        """Why a request that came now would be refused or only wait for somebody to resume; None if it would run."""
+        try:
+            self.check_ready()
+        except ApiError as error:
+            return error
+        if (trouble := self.trouble()) is not None:
+            return unavailable(trouble, "engine_silent")
+        if self.paused is not None:
+            return unavailable("the engine is paused", "paused")
+        if self.engine is None or self.config is None or self.stats is None:
+            return None
+        # The front knows of those it has sent; what the engine has made of their prompts it learns with each step.
+        num_waiting = max(0, self.engine.num_unfinished - self.stats.num_running)
+        try:
+            check_queue(self.stats.num_running, num_waiting, self.stats.num_queued_tokens, 1, self.config)
+        except UnavailableError as error:
+            return unavailable(str(error), error.code)
         return None
 
     def check_ready(self) -> None:
