@@ -37,7 +37,7 @@ class PauseQuery(msgspec.Struct):
 
 class AbortBody(msgspec.Struct):
     request_ids: list[str] | None = None
-    """The `id`s of answers, as their streams tell them or the access log has them."""
+    """The `id`s of answers, or what the header X-Noria-Call-Id said of them."""
     abort_all: bool | None = None
 
 

@@ -42,7 +42,7 @@ def create_app(state: ServerState) -> ASGIApp:
             allow_origins=state.options.allowed_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=("Retry-After", "X-Noria-Ignored-Fields"),
+            expose_headers=("Retry-After", "X-Noria-Call-Id", "X-Noria-Ignored-Fields"),
         )
     return Calls(app, access_log=state.options.access_log)
 

@@ -72,7 +72,8 @@ class GenerationEndpoint:
         try:
             await self._answer(call, scope, receive, send)
         finally:
-            self._state.calls.end(call, call.outcome or Outcome.ABORTED)
+            call.outcome = call.outcome or Outcome.ABORTED
+            self._state.calls.end(call, call.outcome)
 
     async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -135,7 +136,7 @@ class _Answer:
         try:
             body, api, ignored = self._endpoint.prepare(self._raw)
             renamed, self._call.call_id = api.renamed, api.call_id
-            self._headers |= ignored_header(ignored)
+            self._headers |= ignored_header(ignored) | {"X-Noria-Call-Id": api.call_id}
             sampling = api.sampling()
             is_large = len(self._raw) > LARGE_BODY_BYTES
             prompts = await asyncio.to_thread(api.encode_prompts) if is_large else api.encode_prompts()

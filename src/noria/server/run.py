@@ -144,6 +144,8 @@ class _Server:
         loop.add_signal_handler(signal.SIGHUP, self._state.keys.reload)
         starting = asyncio.create_task(self._start())
         logger.info("listening on %s", self._url)
+        if not self._state.keys.are_needed and self._options.host not in ("127.0.0.1", "::1", "localhost"):
+            logger.warning("there are no API keys: whoever can reach this address can use the server")
         try:
             await self._uvicorn.serve(sockets=[self._listener])
             starting.cancel()
