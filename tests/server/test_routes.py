@@ -73,7 +73,7 @@ def test_what_comes_back_is_what_went_in(server):
         ("/tokenize", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
         ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [258]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [2**70]}, "tokens"),
