@@ -18,14 +18,14 @@ def option_table(options: type[ServerOptions | SchedulingOptions]) -> str:
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for spec in dataclasses.fields(options):
         flags = ", ".join(f"`{flag}`" for flag in (f"--{spec.name.replace('_', '-')}", *spec.metadata["aliases"]))
-        rows.append(f"| {flags} | {_default(spec.default)} | {spec.metadata['help']} |")
+        rows.append(f"| {flags} | {_default(spec)} | {spec.metadata['help']} |")
     return "\n".join(rows) + "\n"
 
 
-def _default(value: object) -> str:
-    if value == ():
+def _default(spec: dataclasses.Field[object]) -> str:
+    if spec.name == "served_model_name":
         return "the model's own name"
-    return "none" if value is None else f"`{value}`"
+    return "none" if spec.default in ((), None, "") else f"`{spec.default}`"
 
 
 def updated(page: str) -> str:

@@ -7,6 +7,7 @@ what the core works with after `noria.assembly` has looked at the model and the 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -18,12 +19,14 @@ DTYPES = ("bfloat16", "float32")
 EXECUTORS = ("auto", "native", "torch")
 
 
-def option(default: Any, help: str, *, aliases: tuple[str, ...] = ()) -> Any:
+def option(default: Any, help: str, *, aliases: tuple[str, ...] = (), is_secret: bool = False) -> Any:
     """A dataclass field that also carries what a command line and a documentation row need.
 
-    The flag is `--name-with-dashes`, the environment variable `NORIA_NAME_WITH_UNDERSCORES`.
+    The flag is `--name-with-dashes`, the environment variable `NORIA_NAME_WITH_UNDERSCORES`. A secret is left out
+    wherever options are shown.
     """
-    return field(default=default, metadata={"help": help, "aliases": aliases})
+    metadata = {"help": help, "aliases": aliases, "is_secret": is_secret}
+    return field(default=default, repr=not is_secret, metadata=metadata)
 
 
 def _check_types(options: Any) -> None:
@@ -202,7 +205,24 @@ class ServerOptions:
     max_stream_backlog: int = option(
         2048, "Tokens a client may fall behind in reading its stream before its request is aborted."
     )
-    access_log: bool = option(False, "Log each HTTP request.")
+    access_log: bool = option(False, "Log each HTTP request, but nothing of what it said.")
+    api_key: tuple[str, ...] = option(
+        (), "Key that requests must bring; repeatable, each for a tenant of its own.", is_secret=True
+    )
+    api_key_file: str | None = option(
+        None, "File of such keys, one a line, each followed by its tenant's name or alone. SIGHUP reads it again."
+    )
+    admin_api_key: str | None = option(
+        None, "The key for the admin routes. Needed where there are several tenants.", is_secret=True
+    )
+    enable_admin_api: bool = option(False, "Offer /pause, /resume, /reset_prefix_cache, /abort_requests and /explain.")
+    allowed_origins: tuple[str, ...] = option(
+        (), "Origin whose pages may call from a browser, or *; repeatable. Default: no CORS."
+    )
+    ssl_keyfile: str | None = option(None, "Private key for HTTPS (PEM, not encrypted).")
+    ssl_certfile: str | None = option(None, "Certificate for HTTPS, with its chain (PEM).")
+    root_path: str = option("", "Path under which a proxy offers this server, if it takes it off before it asks.")
+    metrics_compat: str | None = option(None, "Publish metrics also under another server's names: vllm.")
     max_body_bytes: int = option(32 * 2**20, "Largest request body; more is refused unread.")
     request_read_timeout_s: float = option(
         30.0, "How long a client may take to send a request: its head, and then again its body."
@@ -235,6 +255,15 @@ class ServerOptions:
         for name in ("request_read_timeout_s", "chat_template_timeout_s"):
             if not 0 < getattr(self, name) <= _MOST:
                 raise OptionError(f"{name} must be above 0, a finite number, not {getattr(self, name)}")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise OptionError("HTTPS needs both ssl_keyfile and ssl_certfile")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise OptionError(f"root_path must begin with a slash and not end with one, as in /llm: {self.root_path!r}")
+        if self.metrics_compat not in (None, "vllm"):
+            raise OptionError(f"metrics_compat can only be vllm, not {self.metrics_compat!r}")
+        for origin in self.allowed_origins:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+                raise OptionError(f"allowed_origins takes * or origins such as https://example.org, not {origin!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import sys
 def log_to_stderr(level: str | int) -> None:
     """Sends the log of everything in Noria to stderr, from `level` on (a name in any case, or a number).
 
-    Of the HTTP server below us only warnings are shown; `noria.server.run` turns its access log on when asked to.
+    Of the HTTP server below us only warnings are shown; the access log is our own (`noria.server.calls`).
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))

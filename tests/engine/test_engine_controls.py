@@ -418,7 +418,7 @@ async def test_a_stream_of_which_one_sequence_is_refused_fails_as_a_whole(start,
 async def test_what_is_never_served_is_the_clients_mistake_also_when_it_is_found_late(start):
     async_engine = AsyncEngine(start(build_gated_engine))
     prompts, sampling = [[1, 2], [REFUSED, 2]], SamplingParams(max_tokens=500)
-    with Generation(async_engine, ByteTokenizer(), (), prompts, sampling) as generation:
+    with Generation(async_engine, ByteTokenizer(), (), prompts, sampling, call_id="call") as generation:
         await asyncio.wait_for(generation.accepted(), 5)
         with pytest.raises(RequestError, match="nobody ever passes") as caught:
             await generation.wait()
@@ -437,3 +437,48 @@ async def test_a_death_before_the_answer_is_told_to_those_who_wait_for_it(start)
     client.process.kill()
     with pytest.raises(EngineError, match="engine process ended"):
         await asyncio.wait_for(stream.accepted(), 5)
+
+
+@pytest.mark.anyio
+async def test_what_is_aborted_before_the_engine_has_heard_of_it_has_its_last_event(start):
+    async_engine = AsyncEngine(start(step_s=0.01))
+    stream = async_engine.open([request("c-0", max_tokens=500), request("c-1", max_tokens=500)])
+    other = async_engine.open([request("d-0", max_tokens=2)])
+    assert async_engine.unfinished("c") == ["c-0", "c-1"]
+    assert async_engine.abort(["c-0", "c-1", "c-0", "nobody"]) == 2
+    await asyncio.wait_for(stream.accepted(), 5)
+    ended = [(event.request_id, event.finish_reason) async for events in stream for event in events]
+    assert ended == [("c-0", FinishReason.ABORT), ("c-1", FinishReason.ABORT)]
+    assert sum([len(events) async for events in other]) == 2
+    async_engine.shut_down()
+
+
+@pytest.mark.anyio
+async def test_the_engine_answers_when_it_has_done_what_was_asked(start):
+    async_engine = AsyncEngine(start(step_s=0.01, max_num_seqs=1))
+    stream = async_engine.open([request("a", max_tokens=500), request("b", max_tokens=500)])
+    await asyncio.wait_for(stream.accepted(), 5)
+    await asyncio.wait_for(anext(stream), 5)
+    await asyncio.wait_for(async_engine.pause(PauseMode.KEEP), 5)
+    first = await asyncio.wait_for(async_engine.explain(["a", "nobody", "b"]), 5)
+    assert [(e.request_id, e.state) for e in first] == [("a", "running"), ("b", "waiting")]
+    await asyncio.sleep(0.1)
+    assert await asyncio.wait_for(async_engine.explain(["a", "b"]), 5) == first, "it stands still"
+    await asyncio.wait_for(async_engine.resume(), 5)
+    await asyncio.wait_for(anext(stream), 5)
+    await asyncio.wait_for(async_engine.pause(PauseMode.ABORT), 5)
+    assert await asyncio.wait_for(async_engine.explain(["a", "b"]), 5) == ()
+    async_engine.shut_down()
+
+
+@pytest.mark.anyio
+async def test_a_question_that_a_dead_engine_cannot_answer_fails(start):
+    client = start()
+    async_engine = AsyncEngine(client)
+    os.kill(client.process.pid, signal.SIGSTOP)
+    asked = asyncio.ensure_future(async_engine.reset_prefix_cache())
+    await asyncio.sleep(0.05)
+    client.process.kill()
+    for question in (asked, async_engine.resume()):
+        with pytest.raises(EngineError, match="engine process ended"):
+            await asyncio.wait_for(question, 5)

@@ -9,8 +9,9 @@ from worlds import World
 from noria.core.events import FinishReason
 from noria.core.plan import Limit
 from noria.errors import UnavailableError
-from noria.observe.prometheus import metrics_page
-from noria.observe.stats import EngineStats, Histogram
+from noria.observe.histogram import Histogram
+from noria.observe.prometheus import Sources, metrics_page
+from noria.observe.stats import EngineStats
 
 
 def run_with_stats(world: World, max_steps: int = 5000) -> EngineStats:
@@ -35,6 +36,8 @@ def test_a_plain_run_is_counted_exactly():
     assert sum(stats.gap_s.counts) == 6
     assert stats.ttft_s.sum == 2.0  # a second per step
     assert stats.e2e_s.sum == 3.0 + 5.0
+    assert (stats.prefill_s.sum, stats.decode_s.sum, stats.inference_s.sum) == (2.0, 2.0 + 4.0, 2.0 + 6.0)
+    assert (sum(stats.token_s.counts), stats.token_s.sum) == (2, 2.0), "a second per token, in each of two requests"
     assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
 
 
@@ -75,6 +78,9 @@ def test_every_request_is_somewhere_at_any_time(policy):
         assert stats.num_arrived == sum(stats.num_finished.values()) + stats.num_running + stats.num_waiting
         assert stats.num_arrived == len(world.requests)
         assert stats.num_waiting == sum(stats.waiting_by_reason.values())
+        unfinished = [r for name, r in world.requests.items() if name not in world.reasons]
+        assert stats.num_unfinished_prompt_tokens == sum(r.num_prompt_tokens for r in unfinished)
+        assert stats.num_unfinished_generation_tokens == sum(r.num_output_tokens for r in unfinished)
         assert stats.num_queued_tokens == sum(
             r.num_prompt_tokens for r in world.scheduler.waiting if r.num_preemptions == 0
         )
@@ -93,11 +99,21 @@ def test_an_observation_on_a_bound_belongs_to_its_bucket():
     assert histogram.counts == [2, 2, 1]
 
 
+def test_fewer_buckets_hold_the_same_observations():
+    histogram = Histogram((1.0, 2.0, 5.0))
+    for value in (0.5, 1.5, 2.5, 2.5):
+        histogram.observe(value)
+    kept = histogram.up_to(2.0)
+    assert (kept.bounds, kept.counts, kept.sum) == ((1.0, 2.0), [1, 1, 2], 7.0)
+
+
 def test_the_page_is_what_a_scraper_reads():
     world = World()
     world.add("a", 10, max_tokens=3)
     stats = run_with_stats(world)
-    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", {"front": 1.5}).decode())}
+    families = {
+        f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", Sources({"front": 1.5})).decode())
+    }
     [generated] = families["noria:generation_tokens"].samples
     assert (generated.name, generated.value) == ("noria:generation_tokens_total", 3)
     assert generated.labels == {"model_name": "m", "engine": "0"}
@@ -152,7 +168,9 @@ def test_the_pages_gauges_are_those_of_the_last_step():
     world.step()
     stats = EngineStats(16)
     stats.add(world.scheduler.records[-1])
-    families = {f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", {"front": 1.5}).decode())}
+    families = {
+        f.name: f for f in text_string_to_metric_families(metrics_page(stats, "m", Sources({"front": 1.5})).decode())
+    }
 
     def values(name, label):
         return {s.labels[label]: s.value for s in families[f"noria:{name}"].samples if s.value}

@@ -24,6 +24,8 @@ class Server:
     host: str = "127.0.0.1"
     port: int = 0
     log: list[str] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    """Sent with every request."""
 
     def request(
         self,
@@ -32,15 +34,19 @@ class Server:
         body: Any = None,
         timeout: float = 20.0,
         on_header: Callable[[], None] = lambda: None,
+        headers: dict[str, str] | None = None,
     ) -> Response:
         """One request on a connection of its own. `body` is sent as JSON, or as it is if it is bytes."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-            connection.request(method, path, data, {"Content-Type": "application/json"})
+            connection.request(
+                method, path, data, {"Content-Type": "application/json"} | self.headers | (headers or {})
+            )
             got = connection.getresponse()
             on_header()
-            return Response(got.status, dict(got.getheaders()), got.read())
+            answered = {name.lower(): value for name, value in got.getheaders()}
+            return Response(got.status, answered, got.read())
         finally:
             connection.close()
 
@@ -180,7 +186,7 @@ def running(
     reader.start()
     try:
         deadline = time.monotonic() + timeout_s
-        pattern = r"Noria serves .* at (http://\S+)" if wait else r"listening on (http://\S+)"
+        pattern = r"Noria serves .* at (https?://\S+)" if wait else r"listening on (https?://\S+)"
         while not running.url:
             assert time.monotonic() < deadline, "the server did not start; its log:\n" + "".join(running.log)
             assert process.poll() is None, "the server ended; its log:\n" + "".join(running.log)

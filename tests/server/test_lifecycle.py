@@ -108,7 +108,7 @@ def test_the_access_log_is_there_when_it_is_asked_for(access_log):
     with running_server(server={"access_log": access_log}) as server:
         assert server.get("/version").status == 200
         time.sleep(0.2)
-        assert any('"GET /version HTTP/1.1" 200' in line for line in server.log) == access_log
+        assert any("noria.access: GET /version 200" in line for line in server.log) == access_log
 
 
 def test_a_killed_engine_is_told_to_everybody_and_the_server_ends():

@@ -61,6 +61,7 @@ def check_sampling(sampling: SamplingParams, max_tokens: int, config: SchedulerC
                 param=name,
             )
 
+
 def judge_call(prompt_lengths: Sequence[int], n: int, config: SchedulerConfig) -> None:
     """Raises `RequestError` for a call whose sequences, taken all or none, an empty queue has no place for.
 

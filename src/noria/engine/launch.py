@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from noria.engine.socket_directory import SocketDirectory
 
 if TYPE_CHECKING:
     from noria.engine.core import EngineCore
@@ -24,9 +25,8 @@ class EngineProcess:
     """Runs `build`, then the engine's loop, in a new process that ends with this one."""
 
     def __init__(self, build: BuildEngine) -> None:
-        # A directory of mode 0700: only this user can reach the sockets in it.
-        self._directory = tempfile.TemporaryDirectory(prefix="noria-")
-        self.address = f"ipc://{self._directory.name}/engine"
+        self._directory = SocketDirectory()
+        self.address = f"ipc://{self._directory.path}/engine"
         """Of its two sockets, `-commands` and `-outputs`, which the client binds."""
         self.process = multiprocessing.get_context("spawn").Process(
             target=_run,
@@ -40,7 +40,7 @@ class EngineProcess:
         """Ends it by force if it runs. Safe to call twice."""
         self.process.kill()
         self.process.join()
-        self._directory.cleanup()
+        self._directory.close()
 
 
 def _run(build: BuildEngine, address: str, log_level: int) -> None:

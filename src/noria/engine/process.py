@@ -20,7 +20,7 @@ from noria.core.events import FinishReason, RequestEvent
 from noria.core.record import StepRecord
 from noria.engine.core import EngineCore
 from noria.engine.launch import BuildEngine
-from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_commands, encode
+from noria.engine.wire import Answer, Commands, EngineOutput, Failed, Progress, Ready, decode_commands, encode
 from noria.errors import NoriaError, RequestError, UnavailableError
 from noria.garbage import settle_garbage_collector
 from noria.logs import log_to_stderr
@@ -41,9 +41,11 @@ FUTILE_STEP_WAIT_S = 0.001
 
 def run_engine_process(build: BuildEngine, address: str, log_level: int) -> None:
     """The whole life of an engine process. `address` is the ipc prefix of its two sockets."""
-    # The foreground process group gets Ctrl-C, and a service manager may signal every process: the parent decides.
+    # The foreground process group gets Ctrl-C and the terminal's hang-up, and a service manager may signal every
+    # process: the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     log_to_stderr(log_level)
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -84,13 +86,14 @@ class _EngineLoop:
             self._poller.register(self._parent_fd, zmq.POLLIN)
         self._accepted: list[str] = []
         self._events: list[RequestEvent] = []  # that came with commands
+        self._answers: list[Answer] = []
         self._was_futile = False
 
     def run(self) -> None:
         while self._take_commands(self._wait_s()):
-            if self._accepted or self._events:  # before the step: somebody waits for the answer
+            if self._accepted or self._events or self._answers:  # before the step: somebody waits for the answer
                 self._send(self._events)
-                self._accepted, self._events = [], []
+                self._accepted, self._events, self._answers = [], [], []
             if self._core.has_work:
                 events = self._core.step()
                 record = self._core.records[-1]
@@ -106,7 +109,9 @@ class _EngineLoop:
         return HEARTBEAT_S if to_deadline_s is None else min(HEARTBEAT_S, to_deadline_s)
 
     def _send(self, events: list[RequestEvent], record: StepRecord | None = None) -> None:
-        output = EngineOutput(time.monotonic(), tuple(self._accepted), tuple(events), record)
+        output = EngineOutput(
+            time.monotonic(), tuple(self._accepted), tuple(events), answers=tuple(self._answers), record=record
+        )
         self._outbox.send(encode(output))
 
     def _take_commands(self, wait_s: float) -> bool:
@@ -148,3 +153,6 @@ class _EngineLoop:
             self._core.reset_prefix_cache()
         if commands.drain:
             self._core.drain()
+        if commands.ticket is not None:
+            explained = [self._core.explain(request_id) for request_id in commands.explain]
+            self._answers.append(Answer(commands.ticket, tuple(e for e in explained if e is not None)))

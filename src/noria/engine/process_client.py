@@ -23,9 +23,8 @@ from noria.core.record import StepRecord
 from noria.core.scheduler import PauseMode
 from noria.engine.launch import EngineProcess, Report
 from noria.engine.messages import EngineRequest
-from noria.engine.wire import Commands, EngineOutput, Failed, Progress, Ready, decode_engine_message, encode
+from noria.engine.wire import Answer, Commands, EngineOutput, Failed, Progress, Ready, decode_engine_message, encode
 from noria.errors import EngineError
-
 
 LAST_WORDS_MS = 1000
 
@@ -38,6 +37,9 @@ class ProcessClient:
         """Called with the record of every step, in order."""
         self.on_accepted: Callable[[str], None] = lambda request_id: None
         """Called with the id of every submission that the engine has taken, before any event of it."""
+        self.on_answer: Callable[[Answer], None] = lambda answer: None
+        """Called with the answer to each `ask`."""
+        self._num_asked = 0
         self._submit: list[EngineRequest] = []
         self._finish: list[tuple[str, FinishReason]] = []
         self._unfinished: dict[str, None] = {}
@@ -136,6 +138,12 @@ class ProcessClient:
     def drain(self) -> None:
         self._command(drain=True)
 
+    def ask(self, **command: Any) -> int:
+        """Sends a command (fields of `Commands`) that wants an answer; returns its ticket. See `on_answer`."""
+        self._num_asked += 1
+        self._command(ticket=self._num_asked, **command)
+        return self._num_asked
+
     def _command(self, **command: Any) -> None:
         """In a message of its own, behind what was asked for before: so the order is kept."""
         self.flush()
@@ -150,6 +158,7 @@ class ProcessClient:
         """Sends what is pending; returns what has arrived, without waiting. Raises `EngineError` if the engine died."""
         self.flush()
         events: list[RequestEvent] = []
+        answers: list[Answer] = []
         while True:
             try:
                 message = decode_engine_message(self._outputs.recv(zmq.NOBLOCK))
@@ -161,11 +170,14 @@ class ProcessClient:
                 self.on_record(message.record)
             for request_id in message.accepted:
                 self.on_accepted(request_id)
+            answers += message.answers
             events += [event for event in message.events if event.request_id in self._unfinished]
             for event in message.events:
                 if event.finish_reason is not None:
                     self._unfinished.pop(event.request_id, None)
-        if not events and not self.is_alive:
+        for answer in answers:
+            self.on_answer(answer)
+        if not events and not answers and not self.is_alive:
             raise EngineError(f"the engine process ended (exit code {self._exit_code()})")
         return events
 

@@ -11,12 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from noria.core.admission import judge
 from noria.core.events import FinishReason, RequestEvent
+from noria.core.explain import Explanation
+from noria.core.scheduler import PauseMode
 from noria.engine.messages import EngineRequest
 from noria.engine.process_client import ProcessClient
+from noria.engine.wire import Answer
 from noria.errors import EngineError, NoriaError
 
 logger = logging.getLogger(__name__)
@@ -102,6 +106,8 @@ class AsyncEngine:
     def __init__(self, client: ProcessClient, *, on_death: Callable[[EngineError], None] | None = None) -> None:
         self._client = client
         client.on_accepted = self._note_accepted
+        client.on_answer = self._take_answer
+        self._asked: dict[int, asyncio.Future[Answer]] = {}  # by ticket
         self._on_death = on_death
         self._streams: dict[str, EventStream] = {}  # by sequence
         self._flush_is_due = False
@@ -164,6 +170,56 @@ class AsyncEngine:
         """Aborts whatever is unfinished of a stream that nobody reads any more."""
         for request_id in list(stream.unfinished):
             self.finish(stream, request_id, FinishReason.ABORT)
+
+    def abort(self, request_ids: Iterable[str]) -> int:
+        """Ends sequences on somebody else's behalf: their readers get a last event, `ABORT`. Returns how many there
+        were; ended and unknown ids are no error."""
+        num_ended = 0
+        for request_id in request_ids:
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue
+            self.finish(stream, request_id, FinishReason.ABORT)
+            stream.feed(RequestEvent(request_id, finish_reason=FinishReason.ABORT))
+            stream.accept(request_id)  # whoever waits for the engine's word on it need not wait any longer
+            num_ended += 1
+        return num_ended
+
+    def unfinished(self, call_id: str | None = None) -> list[str]:
+        """The sequences that are under way: all, or those of one call (whose names begin with its id)."""
+        return [name for name in self._streams if call_id is None or name.rpartition("-")[0] == call_id]
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Returns when the engine has paused; under `WAIT`, when it admits nobody any more."""
+        await self._ask(pause=mode)
+
+    async def resume(self) -> None:
+        await self._ask(resume=True)
+
+    async def reset_prefix_cache(self) -> None:
+        await self._ask(reset_prefix_cache=True)
+
+    async def explain(self, request_ids: Sequence[str]) -> tuple[Explanation, ...]:
+        """Where sequences stand and what holds them back; those that have ended are left out."""
+        return (await self._ask(explain=tuple(request_ids))).explanations
+
+    async def _ask(self, **command: Any) -> Answer:
+        """The engine's answer, which comes between two steps. Raises `EngineError` if there is no engine any more."""
+        if self.error is not None:
+            raise self.error
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        ticket = self._client.ask(**command)
+        self._asked[ticket] = answer
+        self._flush_soon()
+        try:
+            return await answer
+        finally:
+            del self._asked[ticket]
+
+    def _take_answer(self, answer: Answer) -> None:
+        waiting = self._asked.get(answer.ticket)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
 
     async def wait_idle(self) -> None:
         """Returns when no sequence is unfinished."""
@@ -234,6 +290,9 @@ class AsyncEngine:
         self.error = error
         self.shut_down()
         self.fail_all(error)
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
         if self._on_death is not None:
             self._on_death(error)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from noria.config import SchedulerConfig
 from noria.core.events import FinishReason, RequestEvent
+from noria.core.explain import Explanation
 from noria.core.record import StepRecord
 from noria.core.scheduler import PauseMode
 from noria.engine.messages import EngineRequest
@@ -26,6 +27,10 @@ class Commands(msgspec.Struct, frozen=True, array_like=True):
     resume: bool = False
     reset_prefix_cache: bool = False
     drain: bool = False
+    explain: tuple[str, ...] = ()
+    """Sequences that somebody asks about."""
+    ticket: int | None = None
+    """Asks for an `Answer` of that number, once the message has been applied."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -46,6 +51,14 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """To a message with a ticket: it has been applied."""
+
+    ticket: int
+    explanations: tuple[Explanation, ...] = ()
+    """Of the sequences asked about that have not ended, in the order of the question."""
+
+
 class EngineOutput(msgspec.Struct, frozen=True, tag="output"):
     """What one turn of the engine's loop did; with nothing in it, a heartbeat.
 
@@ -56,6 +69,7 @@ class EngineOutput(msgspec.Struct, frozen=True, tag="output"):
     accepted: tuple[str, ...] = ()
     """Submissions that are in the queue now. One that is refused has an event instead, its only one."""
     events: tuple[RequestEvent, ...] = ()
+    answers: tuple[Answer, ...] = ()
     record: StepRecord | None = None
     """The step's record, if a step was run: metrics are derived from these alone."""
 

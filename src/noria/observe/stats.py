@@ -7,7 +7,6 @@ a token. Not here: HTTP, tokenising, and the wire between.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -15,37 +14,19 @@ from noria.core.events import FinishReason
 from noria.core.plan import Limit
 from noria.core.record import Ending, StepRecord
 from noria.kv.manager import KVUsage
+from noria.observe.histogram import (
+    GAP_BUCKETS_S,
+    PREEMPTION_BUCKETS,
+    REQUEST_BUCKETS_S,
+    STEP_TOKEN_BUCKETS,
+    TOKEN_BUCKETS,
+    TTFT_BUCKETS_S,
+    Histogram,
+)
 
-TTFT_BUCKETS_S = (
-    .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
-    2560.0,
-)  # fmt: skip
-GAP_BUCKETS_S = (
-    .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
-REQUEST_BUCKETS_S = (
-    .3, .5, .8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
-    7680.0,
-)  # fmt: skip
-STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-TOKEN_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
 REFUSAL_CODES = ("queue_full", "draining")
 PHASES = ("schedule", "execute", "between")
 _NOBODY_WAITS = dict.fromkeys(Limit, 0)
-PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
-
-
-class Histogram:
-    """Counts per bucket, an observation falling into the first bucket whose bound is not below it."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
 
 
 @dataclass(slots=True)
@@ -54,7 +35,9 @@ class _Request:
 
     arrival_s: float
     num_prompt_tokens: int
-    was_admitted: bool = False
+    admitted_s: float | None = None
+    """For the first time."""
+    first_token_s: float | None = None
     last_token_s: float | None = None
 
 
@@ -72,6 +55,7 @@ class EngineStats:
     kv: KVUsage = field(init=False)
     num_steps: int = 0
     num_arrived: int = 0
+    num_arrived_prompt_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generation_tokens: int = 0
@@ -91,6 +75,11 @@ class EngineStats:
     gap_s: Histogram = field(default_factory=lambda: Histogram(GAP_BUCKETS_S))
     queue_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS_S))
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS_S))
+    prefill_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS_S))
+    decode_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS_S))
+    inference_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS_S))
+    token_s: Histogram = field(default_factory=lambda: Histogram(GAP_BUCKETS_S))
+    """Mean time per token after the first, of each ended request."""
     prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BUCKETS))
     generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BUCKETS))
     preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTION_BUCKETS))
@@ -106,10 +95,26 @@ class EngineStats:
         """Share of the pool that running requests hold, 0 to 1; idle cached blocks count as free."""
         return self.kv.num_held / self.num_blocks
 
+    @property
+    def num_submitted(self) -> int:
+        """Requests that came to the engine: it took them, or had no place."""
+        return self.num_arrived + sum(self.num_refused.values())
+
+    @property
+    def num_unfinished_prompt_tokens(self) -> int:
+        """Prompt tokens of requests that run or wait."""
+        return self.num_arrived_prompt_tokens - int(self.prompt_tokens.sum)
+
+    @property
+    def num_unfinished_generation_tokens(self) -> int:
+        """Tokens generated so far by requests that run or wait."""
+        return self.num_generation_tokens - int(self.generation_tokens.sum)
+
     def add(self, record: StepRecord) -> None:
         """Takes one record, in order and once."""
         for arrival in record.arrivals:
             self.num_arrived += 1
+            self.num_arrived_prompt_tokens += arrival.num_prompt_tokens
             self._requests[arrival.request_id] = _Request(arrival.arrival_s, arrival.num_prompt_tokens)
         for code, count in record.refusals.items():
             self.num_refused[code] = self.num_refused.get(code, 0) + count
@@ -144,9 +149,9 @@ class EngineStats:
             self.step_tokens.observe(plan.num_tokens)
         for admitted in plan.admitted:
             request = self._requests.get(admitted.request_id)
-            if request is None or request.was_admitted:
+            if request is None or request.admitted_s is not None:
                 continue  # resumed: its prompt has been counted
-            request.was_admitted = True
+            request.admitted_s = record.planned_s
             self.num_prompt_tokens += request.num_prompt_tokens
             self.num_cached_tokens += admitted.num_computed_tokens
             self.queue_s.observe(record.planned_s - request.arrival_s)
@@ -157,19 +162,33 @@ class EngineStats:
             return  # it ended from outside while the step ran, and its tokens were dropped
         self.num_generation_tokens += num_tokens
         if request.last_token_s is None:
+            request.first_token_s = now_s
             self.ttft_s.observe(now_s - request.arrival_s)
         else:
             self.gap_s.observe(now_s - request.last_token_s)
         request.last_token_s = now_s
 
     def _add_ending(self, ending: Ending) -> None:
-        self._requests.pop(ending.request_id, None)
+        request = self._requests.pop(ending.request_id, None)
+        if request is not None:
+            self._add_phases(request, ending.num_output_tokens)
         self.num_finished[ending.reason] += 1
         self.e2e_s.observe(ending.ended_s - ending.arrival_s)
         self.prompt_tokens.observe(ending.num_prompt_tokens)
         self.generation_tokens.observe(ending.num_output_tokens)
         if ending.num_preemptions:
             self.preemptions.observe(ending.num_preemptions)
+
+    def _add_phases(self, request: _Request, num_output_tokens: int) -> None:
+        """Where an ended request's time went between its admission and its last token, preemptions included."""
+        admitted_s, first_s, last_s = request.admitted_s, request.first_token_s, request.last_token_s
+        if admitted_s is None or first_s is None or last_s is None:
+            return
+        self.prefill_s.observe(first_s - admitted_s)
+        self.decode_s.observe(last_s - first_s)
+        self.inference_s.observe(last_s - admitted_s)
+        if num_output_tokens > 1:
+            self.token_s.observe((last_s - first_s) / (num_output_tokens - 1))
 
 
 def _count_waiting(record: StepRecord) -> dict[Limit, int]:

@@ -17,7 +17,6 @@ from noria.runner.batch import PersistentBatch
 from noria.runner.constraints import step_constraints
 from noria.runner.executor import (
     NOTHING_ALLOWED,
-    UNUSABLE,
     Executor,
     Float32Array,
     ForwardBatch,

@@ -1,8 +1,13 @@
 """The HTTP front: OpenAI's API over an engine process.
 
 start.py        from the command to the engine's process
+hiding.py       secrets on the command line
 run.py          loading, signals, drain, exit code
-app.py          routes and the state they share
+app.py          all routes, and the layers around them
+routes.py       what a route is
+calls.py        one request from arrival to end; the access log
+access.py       who may call
+keys.py         API keys and their tenants
 endpoint.py     one POST: read, answer, notice a client that goes away
 connections.py  those that send no request are closed
 request_body.py reading a body within limits
@@ -16,6 +21,10 @@ generation.py   from prompts to news of sequences
 completions.py  /v1/completions: in and out
 chat.py         /v1/chat/completions: in and out
 envelope.py     what all answers have in common
+info.py         health, readiness, load, models, metrics
+tokenizing.py   /tokenize and /detokenize
+admin.py        pause, resume, reset, abort, explain
+openapi.py      the description of all routes
 state.py        which phase the server is in, and what the routes share
 scripted.py     the same server over an engine without a model
 errors.py       errors in OpenAI's shape

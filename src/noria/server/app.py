@@ -1,78 +1,93 @@
-"""The routes, as one Starlette application over a `ServerState`."""
+"""The routes, as one ASGI application over a `ServerState`, and the layers around them."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from noria.observe.prometheus import CONTENT_TYPE, metrics_page
+from noria.errors import NoriaError
+from noria.server.access import Access
+from noria.server.admin import AdminRoutes
 from noria.server.bodies import ChatBody, CompletionBody
+from noria.server.calls import Calls
 from noria.server.chat import ChatApi
 from noria.server.completions import CompletionsApi
 from noria.server.endpoint import GenerationEndpoint
-from noria.server.errors import ApiError
+from noria.server.errors import ApiError, as_api_error
+from noria.server.info import InfoRoutes
+from noria.server.openapi import docs_page, openapi
+from noria.server.routes import RouteSpec, json_answer
 from noria.server.state import ServerState
-from noria.version import __version__
+from noria.server.tokenizing import TokenRoutes
 
 
-def create_app(state: ServerState) -> Starlette:
-    """The application. It does not own the engine: `noria.server.run` starts and ends it."""
+def create_app(state: ServerState) -> ASGIApp:
+    """The application. It does not own the engine: `noria.server.run` starts and ends it.
 
-    async def health(request: Request) -> Response:
-        trouble = state.trouble()
-        content: dict[str, Any] = {"status": "ok" if trouble is None else "unavailable", "phase": state.phase}
-        if trouble is not None:
-            content["reason"] = trouble
-        return _json(content, 200 if trouble is None else 503)
-
-    async def models(request: Request) -> Response:
-        return _json({"object": "list", "data": [_model_card(state, name) for name in state.names]})
-
-    async def model(request: Request) -> Response:
-        return _json(_model_card(state, state.check_model(request.path_params["name"] or "/")))
-
-    async def metrics(request: Request) -> Response:
-        # What there is to count begins with the engine; while it loads the page is empty, not an error.
-        page = metrics_page(state.stats, state.names[0], state.cpu_s()) if state.stats is not None else b""
-        return Response(page, headers={"Content-Type": CONTENT_TYPE})
-
-    async def version(request: Request) -> Response:
-        return _json({"version": __version__})
-
-    return Starlette(
-        routes=[
-            Route("/health", health),
-            Route("/metrics", metrics),
-            Route("/version", version),
-            Route("/v1/models", models),
-            Route("/v1/models/{name:path}", model),
-            Route("/v1/completions", GenerationEndpoint(state, CompletionBody, CompletionsApi), methods=["POST"]),
-            Route("/v1/chat/completions", GenerationEndpoint(state, ChatBody, ChatApi), methods=["POST"]),
-        ],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
+    From the outside in: the call and its line in the log, CORS (whose preflights have no key), the key, the route.
+    """
+    app: ASGIApp = Starlette(
+        routes=[Route(spec.path, spec.handler, methods=list(spec.methods)) for spec in all_routes(state)],
+        exception_handlers={HTTPException: _http_error, ApiError: _error, NoriaError: _error, Exception: _error},
     )
+    app = Access(app, state.keys)
+    if state.options.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=state.options.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("Retry-After", "X-Noria-Call-Id", "X-Noria-Ignored-Fields"),
+        )
+    return Calls(app, access_log=state.options.access_log)
 
 
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def all_routes(state: ServerState) -> list[RouteSpec]:
+    """Every route that this server has, in the order of the documentation."""
+    specs = [
+        RouteSpec(
+            path="/v1/completions",
+            handler=GenerationEndpoint(state, CompletionBody, CompletionsApi),
+            methods=("POST",),
+            summary="Continue a prompt.",
+            body=CompletionBody,
+            streams=True,
+        ),
+        RouteSpec(
+            path="/v1/chat/completions",
+            handler=GenerationEndpoint(state, ChatBody, ChatApi),
+            methods=("POST",),
+            summary="Answer messages.",
+            body=ChatBody,
+            streams=True,
+        ),
+        *TokenRoutes(state).specs(),
+        *InfoRoutes(state).specs(),
+    ]
+    if state.options.enable_admin_api:
+        specs += AdminRoutes(state).specs()
+
+    async def describe(request: Request) -> Response:
+        return json_answer(document)
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(page)
+
+    specs.append(RouteSpec(path="/openapi.json", handler=describe, summary="These routes, for tools."))
+    specs.append(RouteSpec(path="/docs", handler=docs, summary="The same for people.", media_type="text/html"))
+    document = openapi(specs, state.options.root_path)
+    page = docs_page(document)
+    return specs
 
 
-def _model_card(state: ServerState, name: str) -> dict[str, Any]:
-    card: dict[str, Any] = {"id": name, "object": "model", "created": int(state.started_s), "owned_by": "noria"}
-    if state.config is not None:
-        card["max_model_len"] = state.config.max_model_len
-    return card
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return Response(error.body, error.status, error.headers, "application/json")
+async def _error(request: Request, error: Exception) -> Response:
+    known = as_api_error(error)
+    return Response(known.body, known.status, known.headers, "application/json")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

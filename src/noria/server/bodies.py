@@ -125,7 +125,7 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
 }
 """Known fields that are refused, with the values (besides null) at which they change nothing."""
 
-Body = TypeVar("Body", bound=GenerationBody)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
@@ -149,10 +149,10 @@ def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
     try:
         return msgspec.convert(values, kind), ignored
     except msgspec.ValidationError as error:
-        raise _as_field_error(str(error)) from error
+        raise as_field_error(str(error)) from error
 
 
-def _as_field_error(message: str) -> ApiError:
+def as_field_error(message: str) -> ApiError:
     """msgspec says "Expected `int | null`, got `str` - at `$.max_tokens`": the path becomes `param`."""
     found = re.search(r" - at `\$\.?([^`]*)`$", message)
     if found:

@@ -32,6 +32,7 @@ class ChatApi:
         self._tokenizer = model.tokenizer
         self._max_model_len = model.max_model_len
         self._envelope = Envelope("chatcmpl", model.name)
+        self.call_id = self._envelope.call_id
         self._templates: dict[int, ChunkTemplate] = {}
         if body.max_completion_tokens is not None:
             self.renamed["max_tokens"] = "max_completion_tokens"

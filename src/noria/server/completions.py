@@ -42,6 +42,7 @@ class CompletionsApi:
         self._tokenizer = model.tokenizer
         self._max_model_len = model.max_model_len
         self._envelope = Envelope("cmpl", model.name)
+        self.call_id = self._envelope.call_id
         self._offsets: dict[int, int] = {}
         self._templates: dict[int, ChunkTemplate] = {}
 

@@ -22,8 +22,12 @@ from starlette.types import Message, Receive, Scope, Send
 from noria.config import SchedulerConfig, ServerOptions
 from noria.core.admission import check_priority
 from noria.errors import EngineError
+from noria.kv.prefix import PrefixKey
+from noria.observe.calls import Outcome
 from noria.sampling import SamplingParams
+from noria.server.access import tenant_of
 from noria.server.bodies import ChatBody, GenerationBody, decode_body
+from noria.server.calls import Call, call_of
 from noria.server.errors import ApiError, as_api_error
 from noria.server.gate import check_call, check_json
 from noria.server.generation import Generation, News, Usage
@@ -44,6 +48,7 @@ class Api(Protocol):
     """What an endpoint speaks: see `noria.server.completions` and `noria.server.chat`."""
 
     renamed: dict[str, str]
+    call_id: str
 
     def sampling(self) -> SamplingParams: ...
     def encode_prompts(self) -> list[list[int]]: ...
@@ -67,14 +72,24 @@ class GenerationEndpoint:
         self._make_api = make_api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = call_of(scope)
+        self._state.calls.begin(call)
+        try:
+            await self._answer(call, scope, receive, send)
+        finally:
+            call.outcome = call.outcome or Outcome.ABORTED
+            self._state.calls.end(call, call.outcome)
+
+    async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             raw = await self._state.body_reader.read(scope, receive)
         except ConnectionResetError:
             return
         except ApiError as error:
+            call.note_error(error)
             await _refuse_unread(error, receive, send)
             return
-        answering = asyncio.ensure_future(_Answer(self, raw, send, scope.get("noria.transport")).run())
+        answering = asyncio.ensure_future(_Answer(self, raw, send, call, scope).run())
         leaving = asyncio.ensure_future(_until_disconnect(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -89,18 +104,10 @@ class GenerationEndpoint:
         """Everything that can be refused before anything is started."""
         state = self._state
         state.check_ready()
-        assert state.tokenizer is not None
         check_json(raw, self.config)
         body, ignored = decode_body(raw, self._body_type)
-        name = state.check_model(body.model)
+        model = state.served_model(body.model)
         check_priority(body.priority or 0, self.config)
-        model = ServedModel(
-            name,
-            state.tokenizer,
-            self.config.max_model_len,
-            state.text_work,
-            trust_request_chat_template=state.options.trust_request_chat_template,
-        )
         return body, self._make_api(body, model), ignored
 
     @property
@@ -120,25 +127,23 @@ class GenerationEndpoint:
         """What was read is needed no longer."""
         self._state.body_reader.release(len(raw))
 
-    def generation(
-        self, prompts: list[list[int]], sampling: SamplingParams, *, priority: int, **limits: Any
-    ) -> Generation:
+    def generation(self, prompts: list[list[int]], sampling: SamplingParams, **rest: Any) -> Generation:
         state = self._state
         state.check_ready()
         assert state.engine is not None
         assert state.tokenizer is not None
         eos_token_ids = state.eos_token_ids
-        return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, priority=priority, **limits)
+        return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, **rest)
 
 
 class _Answer:
     """One request being answered."""
 
-    def __init__(
-        self, endpoint: GenerationEndpoint, raw: bytes, send: Send, transport: asyncio.WriteTransport | None
-    ) -> None:
+    def __init__(self, endpoint: GenerationEndpoint, raw: bytes, send: Send, call: Call, scope: Scope) -> None:
         self._endpoint = endpoint
-        self._transport = transport
+        self._call = call
+        self._tenant = tenant_of(scope)
+        self._transport: asyncio.WriteTransport | None = scope.get("noria.transport")
         self._raw = raw
         self._send = send
         self._headers: dict[str, str] = {}
@@ -150,9 +155,8 @@ class _Answer:
         try:
             try:
                 body, api, ignored = await self._understand()
-                renamed = api.renamed
-                if ignored:
-                    self._headers["X-Noria-Ignored-Fields"] = _header_list(ignored)
+                renamed, self._call.call_id = api.renamed, api.call_id
+                self._headers |= ignored_header(ignored) | {"X-Noria-Call-Id": api.call_id}
                 sampling = api.sampling()
                 prompts = await self._encode_prompts(body, api)
             finally:
@@ -163,9 +167,10 @@ class _Answer:
             if body.stream:
                 await self._stream(body, api, prompts, sampling)
             else:
-                with self._endpoint.generation(prompts, sampling, priority=body.priority or 0) as generation:
+                with self._generation(body, prompts, sampling) as generation:
                     await generation.wait()
                     await _send_json(self._send, 200, api.answer(generation), self._headers)
+            self._call.note_answered()
         except Exception as error:
             await self._fail(as_api_error(error, renamed), error)
 
@@ -178,6 +183,20 @@ class _Answer:
         if isinstance(body, ChatBody):
             return await work.run_chat(api.encode_prompts, is_foreign=body.chat_template is not None)
         return await work.run(api.encode_prompts, num_bytes=len(self._raw))
+
+    def _generation(
+        self, body: GenerationBody, prompts: list[list[int]], sampling: SamplingParams, **limits: Any
+    ) -> Generation:
+        assert self._call.call_id is not None
+        self._call.generation = self._endpoint.generation(
+            prompts,
+            sampling,
+            call_id=self._call.call_id,
+            priority=body.priority or 0,
+            prefix_key=PrefixKey(tenant=self._tenant),
+            **limits,
+        )
+        return self._call.generation
 
     async def _stream(self, body: GenerationBody, api: Api, prompts: list[list[int]], sampling: SamplingParams) -> None:
         task = asyncio.current_task()
@@ -192,7 +211,7 @@ class _Answer:
                 _cut(self._transport)
 
         limits = {"max_pending": self._endpoint.options.max_stream_backlog, "on_overflow": give_up}
-        with self._endpoint.generation(prompts, sampling, priority=body.priority or 0, **limits) as generation:
+        with self._generation(body, prompts, sampling, **limits) as generation:
             await generation.accepted()  # a refusal must have its own status, so nothing is sent before
             await self._start_stream()
             await self._send_events(api.opening(len(generation.outputs)))
@@ -229,6 +248,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": DONE})
 
     async def _fail(self, error: ApiError, cause: Exception) -> None:
+        self._call.note_error(error)
         if isinstance(cause, EngineError):
             logger.error("a request failed: %s", error)  # the engine's log has the cause
         elif error.status == 500:
@@ -276,10 +296,12 @@ def _cut(transport: asyncio.WriteTransport) -> None:
     transport.abort()
 
 
-def _header_list(names: list[str]) -> str:
+def ignored_header(names: list[str]) -> dict[str, str]:
     """Names that a client chose, fit for a header: one line of printable ASCII, and not too long."""
+    if not names:
+        return {}
     text = ", ".join(names[:MAX_HEADER_CHARACTERS])[:MAX_HEADER_CHARACTERS]
-    return "".join(character if " " <= character <= "~" else "?" for character in text)
+    return {"X-Noria-Ignored-Fields": "".join(c if " " <= c <= "~" else "?" for c in text)}
 
 
 def _response_start(status: int, headers: dict[str, str]) -> Message:

@@ -23,7 +23,9 @@ class Envelope:
     """Encodes choices as one JSON object. `prefix` begins the call's id, as clients expect of each endpoint."""
 
     def __init__(self, prefix: str, model: str) -> None:
-        self._id = f"{prefix}-{uuid.uuid4().hex}"
+        self.call_id = uuid.uuid4().hex
+        """Never a client's: two calls may bring the same one. The engine's names for the sequences begin with it."""
+        self._id = f"{prefix}-{self.call_id}"
         self._created = int(time.time())
         self._model = model
 

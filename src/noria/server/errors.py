@@ -25,6 +25,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
         self.headers = dict(headers or {})
         self.content: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

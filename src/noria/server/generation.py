@@ -6,7 +6,7 @@ one text pipeline, ends a sequence whose stop string it found, and aborts everyt
 
 from __future__ import annotations
 
-import uuid
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -18,12 +18,17 @@ from noria.core.plan import TokenLogprobs
 from noria.engine.messages import EngineRequest
 from noria.engine.streams import AsyncEngine
 from noria.errors import RequestError
+from noria.kv.prefix import PrefixKey
 from noria.outputs import CompletionOutput, RequestOutput, SequenceCollector
 from noria.sampling import SamplingParams
 from noria.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 1024
 """Of one call: its prompts times `n`. All of them are made and submitted in one turn of the event loop."""
+
+
+SHARED_PREFIXES = PrefixKey()
+"""Of nobody in particular: all who bring it find each other's KV."""
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -69,11 +74,16 @@ class Generation:
         prompts: Sequence[list[int]],
         sampling: SamplingParams,
         *,
+        call_id: str,
         priority: int = 0,
+        prefix_key: PrefixKey = SHARED_PREFIXES,
         max_pending: int | None = None,
         on_overflow: Callable[[], None] | None = None,
     ) -> None:
-        """Submits everything, or raises `RequestError` and submits nothing. See `AsyncEngine.open` for the rest."""
+        """Submits everything, or raises `RequestError` and submits nothing. See `AsyncEngine.open` for the rest.
+
+        `call_id` is unique and ours; the sequences are `<call_id>-<choice>`.
+        """
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise RequestError(
                 f"{len(prompts)} prompts with n = {sampling.n} are {len(prompts) * sampling.n} sequences; "
@@ -85,9 +95,10 @@ class Generation:
             engine.judge(prompt, sampling.max_tokens)
         self._engine = engine
         self.results = [RequestOutput(prompt_token_ids=prompt) for prompt in prompts]
+        self.first_token_s: float | None = None
+        """When the first token came, on the monotonic clock."""
         self._choices: dict[str, tuple[int, SequenceCollector]] = {}
         requests = []
-        call_id = uuid.uuid4().hex  # never a client's id: two calls may bring the same one
         for number, result in enumerate(self.results):
             prompt_token_ids = tuple(result.prompt_token_ids)
             for index in range(sampling.n):
@@ -99,6 +110,7 @@ class Generation:
                     index=index,
                     parent_id=f"{call_id}-{number * sampling.n}" if index else None,
                     priority=priority,
+                    prefix_key=prefix_key,
                 )
                 collector = SequenceCollector(tokenizer, eos_token_ids, sampling, result, index)
                 self._choices[request.request_id] = choice, collector
@@ -148,6 +160,8 @@ class Generation:
 
     def _take(self, event: RequestEvent) -> News:
         choice, collector = self._choices[event.request_id]
+        if self.first_token_s is None and event.token_ids:
+            self.first_token_s = time.monotonic()
         delta = collector.add(event)
         if error := event.as_exception():
             raise error

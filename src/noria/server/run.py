@@ -33,6 +33,7 @@ from noria.garbage import settle_garbage_collector
 from noria.observe.stats import EngineStats
 from noria.server.app import create_app
 from noria.server.connections import protocol_class
+from noria.server.keys import Keys
 from noria.server.start import EXIT_FAILED, EXIT_FORCED, EXIT_OK, Served
 from noria.server.state import Phase, ServerState
 
@@ -42,16 +43,18 @@ T = TypeVar("T")
 
 
 def run_server(
-    started: Future[tuple[Served, EngineProcess]], options: ServerOptions, listener: socket.socket, began_s: float
+    started: Future[tuple[Served, EngineProcess]],
+    options: ServerOptions,
+    keys: Keys,
+    listener: socket.socket,
+    began_s: float,
 ) -> int:
     """Serves what `started` comes to hold, on a bound socket, until told to stop; returns the exit code.
 
     `began_s`: when starting began, on the monotonic clock.
     """
-    if options.access_log:
-        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        return runner.run(_Server(started, options, listener, began_s).run())
+        return runner.run(_Server(started, options, keys, listener, began_s).run())
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
@@ -114,6 +117,7 @@ class _Server:
         self,
         started: Future[tuple[Served, EngineProcess]],
         options: ServerOptions,
+        keys: Keys,
         listener: socket.socket,
         began_s: float,
     ) -> None:
@@ -121,7 +125,7 @@ class _Server:
         self._began_s = began_s
         self._options = options
         self._listener = listener
-        self._state = ServerState(options)
+        self._state = ServerState(options, keys)
         self._client: ProcessClient | None = None
         self._exit_code = EXIT_OK
         self._num_signals = 0
@@ -132,8 +136,12 @@ class _Server:
                 _TransportInScope(create_app(self._state)),
                 http=protocol_class(options.request_read_timeout_s),
                 log_config=None,
-                access_log=options.access_log,
+                access_log=False,  # `noria.server.calls` has ours
                 lifespan="off",
+                ws="none",
+                root_path=options.root_path,
+                ssl_keyfile=options.ssl_keyfile,
+                ssl_certfile=options.ssl_certfile,
                 timeout_graceful_shutdown=5,
                 backlog=2048,
             )
@@ -143,8 +151,12 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        # The terminal is gone, or somebody has new keys for us: no reason to go.
+        loop.add_signal_handler(signal.SIGHUP, self._state.keys.reload)
         starting = asyncio.create_task(self._start())
         logger.info("listening on %s", self._url)
+        if not self._state.keys.are_needed and self._options.host not in ("127.0.0.1", "::1", "localhost"):
+            logger.warning("there are no API keys: whoever can reach this address can use the server")
         try:
             await self._uvicorn.serve(sockets=[self._listener])
             starting.cancel()
@@ -191,14 +203,16 @@ class _Server:
         host, port = self._listener.getsockname()[:2]
         if host in ("0.0.0.0", "::"):
             host = "127.0.0.1"
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._options.ssl_certfile is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def _announce(self, took_s: float) -> None:
         url = self._url
+        key = ' -H "Authorization: Bearer $NORIA_API_KEY"' if self._state.keys.are_needed else ""
         body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
         _say(
             f"Noria serves {self._state.names[0]} at {url} after {took_s:.1f} s. Try: "
-            f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+            f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
         )
 
     def _fail(self, message: str) -> None:

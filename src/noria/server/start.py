@@ -24,6 +24,8 @@ from noria.config import EngineOptions, ServerOptions
 from noria.engine.launch import BuildEngine, EngineProcess, Report
 from noria.errors import OptionError
 from noria.files.locate import locate_model
+from noria.server.hiding import hide_arguments
+from noria.server.keys import Keys
 
 if TYPE_CHECKING:
     from noria.engine.core import EngineCore
@@ -55,14 +57,20 @@ def find_served(model: str | None, engine: EngineOptions) -> Served:
 
 
 def serve(find: Callable[[], Served], options: ServerOptions) -> int:
-    """Serves until told to stop; returns the exit code. Raises `OptionError` if the address cannot be bound."""
+    """Serves until told to stop; returns the exit code. Raises `OptionError` if the address cannot be bound, or keys
+    or certificates cannot be used."""
     began_s = time.monotonic()
+    hide_arguments((*options.api_key, options.admin_api_key or ""))
+    keys = Keys(options)
+    if options.ssl_certfile is not None:
+        _check_certificate(options.ssl_certfile, options.ssl_keyfile)
     signal.signal(signal.SIGTERM, _leave)  # until the server takes over
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the engine's process inherits this
     listener = _bind(options.host, options.port)
     with contextlib.closing(listener), contextlib.closing(Launch(find)) as launch:
         from noria.server.run import run_server
 
-        return run_server(launch.started, options, listener, began_s)
+        return run_server(launch.started, options, keys, listener, began_s)
 
 
 class Launch:
@@ -110,6 +118,18 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
     share_interpreter()
     return load_tokenizer(open_model(path).tokenizer)
+
+
+def _check_certificate(certfile: str, keyfile: str | None) -> None:
+    import ssl  # only where it is needed: it takes a while
+
+    def no_password() -> NoReturn:
+        raise OptionError(f"ssl_keyfile {keyfile} is encrypted; a server cannot ask for the password")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, no_password)
+    except OSError as error:  # an ssl.SSLError is one
+        raise OptionError(f"ssl_certfile {certfile} with ssl_keyfile {keyfile} cannot be used: {error}") from error
 
 
 def _leave(signum: int, frame: FrameType | None) -> NoReturn:

@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from noria.config import SchedulerConfig, ServerOptions
+from noria.core.admission import check_queue
+from noria.core.scheduler import PauseMode
 from noria.engine.streams import AsyncEngine
+from noria.errors import UnavailableError
+from noria.observe.calls import CallStats
 from noria.observe.cpu import process_cpu_s
 from noria.observe.stats import EngineStats
 from noria.server.errors import ApiError, unavailable
+from noria.server.keys import Keys
 from noria.server.request_body import BodyReader
+from noria.server.served import ServedModel
 from noria.server.text_work import TextWork
 from noria.text.tokenizer import Tokenizer
 
@@ -29,12 +35,15 @@ class ServerState:
     """One server. `names` are the ids the model is served under, the first being the one it calls itself."""
 
     options: ServerOptions
+    keys: Keys
     names: tuple[str, ...] = ()
     phase: Phase = Phase.LOADING
     engine: AsyncEngine | None = None
     tokenizer: Tokenizer | None = None
     config: SchedulerConfig | None = None
     stats: EngineStats | None = None
+    calls: CallStats = field(default_factory=CallStats)
+    paused: PauseMode | None = None
     engine_pid: int | None = None
     started_s: float = field(default_factory=time.time)
     body_reader: BodyReader = field(init=False)
@@ -66,6 +75,26 @@ class ServerState:
                 return f"the engine's loop has not advanced for {silence_s:.1f} s"
         return None
 
+    def obstacle(self) -> ApiError | None:
+        """Why a request that came now would be refused or only wait for somebody to resume; None if it would run."""
+        try:
+            self.check_ready()
+        except ApiError as error:
+            return error
+        if (trouble := self.trouble()) is not None:
+            return unavailable(trouble, "engine_silent")
+        if self.paused is not None:
+            return unavailable("the engine is paused", "paused")
+        if self.engine is None or self.config is None or self.stats is None:
+            return None
+        # The front knows of those it has sent; what the engine has made of their prompts it learns with each step.
+        num_waiting = max(0, self.engine.num_unfinished - self.stats.num_running)
+        try:
+            check_queue(self.stats.num_running, num_waiting, self.stats.num_queued_tokens, 1, self.config)
+        except UnavailableError as error:
+            return unavailable(str(error), error.code)
+        return None
+
     def check_ready(self) -> None:
         """Raises `ApiError` 503 with Retry-After unless new requests are taken."""
         match self.phase:
@@ -90,3 +119,15 @@ class ServerState:
                 code="model_not_found",
             )
         return name
+
+    def served_model(self, name: str | None) -> ServedModel:
+        """The model by the name to answer under. Raises `ApiError` if it is not served, or not there yet."""
+        if self.tokenizer is None or self.config is None:
+            raise unavailable("the model is still loading", "loading")
+        return ServedModel(
+            self.check_model(name),
+            self.tokenizer,
+            self.config.max_model_len,
+            self.text_work,
+            trust_request_chat_template=self.options.trust_request_chat_template,
+        )

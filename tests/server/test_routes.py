@@ -1,0 +1,213 @@
+"""Tokens of texts, readiness and load, what the server was started with, and the description of it all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import Call, running_server
+
+from noria.config import ServerOptions
+from noria.fakes.tokenizer import ByteTokenizer
+from noria.server.app import all_routes
+from noria.server.bodies import ChatBody, CompletionBody
+from noria.server.keys import Keys
+from noria.server.state import ServerState
+from noria.text.chat import encode_chat
+
+SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+
+
+def post(server, path, **body):
+    return server.request("POST", path, body)
+
+
+# --- tokens ---
+
+
+def test_a_prompt_and_its_tokens(server):
+    answer = post(server, "/tokenize", prompt="né", return_token_strs=True)
+    assert answer.status == 200
+    assert answer.json == {
+        "count": 3,
+        "max_model_len": 512,
+        "tokens": [110, 195, 169],
+        "token_strs": ["<0x6E>", "<0xC3>", "<0xA9>"],
+    }
+    assert post(server, "/tokenize", prompt="").json["tokens"] == []
+    assert post(server, "/detokenize", tokens=[110, 195, 169]).json == {"prompt": "né", "content": "né"}
+
+
+def test_messages_have_the_tokens_that_a_chat_has(server):
+    messages = [{"role": "user", "content": "hello"}]
+    tokens = post(server, "/tokenize", messages=messages).json["tokens"]
+    assert tokens == encode_chat(ByteTokenizer(), messages)
+    assert len(tokens) == server.chat(messages=messages, max_tokens=1).json["usage"]["prompt_tokens"]
+    without = post(server, "/tokenize", messages=messages, add_generation_prompt=False).json["tokens"]
+    assert tokens[: len(without)] == without != tokens
+
+
+def test_llama_cpps_form(server):
+    assert post(server, "/tokenize", content="hé").json == {"tokens": [104, 195, 169]}
+    pieces = post(server, "/tokenize", content="hé", with_pieces=True).json["tokens"]
+    assert pieces == [{"id": 104, "piece": "h"}, {"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]
+    assert post(server, "/tokenize", content="<eos>").json == {"tokens": [257]}
+    assert len(post(server, "/tokenize", content="<eos>", parse_special=False).json["tokens"]) == 5
+
+
+def test_what_comes_back_is_what_went_in(server):
+    text = "<bos>Grüße, 世界 🌍\n\0<eos>"
+    tokens = post(server, "/tokenize", prompt=text).json["tokens"]
+    assert post(server, "/detokenize", tokens=tokens).json["prompt"] == text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "content": "b"}, "content"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [258]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [2**70]}, "tokens"),
+    ],
+)
+def test_what_is_wrong_is_named(server, path, body, param):
+    answer = post(server, path, **body)
+    assert answer.status == (404 if param == "model" else 400), answer.body
+    assert answer.error["param"] == param
+    assert server.is_healthy()
+
+
+def test_fields_that_nobody_knows_are_told_here_too(server):
+    answer = post(server, "/tokenize", prompt="a", colour="red")
+    assert answer.headers["x-noria-ignored-fields"] == "colour"
+
+
+def test_a_body_that_is_no_json_or_too_large(server):
+    assert server.request("POST", "/tokenize", b"{").error["code"] == "invalid_json"
+    assert server.request("POST", "/tokenize", b" " * (33 * 2**20)).error["code"] == "body_too_large"
+
+
+# --- readiness, load, information ---
+
+
+def test_ready_is_whether_a_request_would_be_taken():
+    engine = {"step_s": 0.05, "max_num_seqs": 1, "load_s": 0.5, "scheduling": {"max_num_queued_reqs": 1}}
+    with running_server(engine, wait=False) as server:
+        refused = server.get("/ready")
+        assert (refused.status, refused.json["code"]) == (503, "loading")
+        assert server.get("/ping").status == server.get("/health").status == 503
+        server.wait_until(lambda: server.get("/ready").status == 200)
+        assert server.get("/ready").json == {"status": "ready"}
+        running = Call(server, prompt="x", max_tokens=60)
+        server.wait_until(lambda: server.get("/load").json["num_running"] == 1)
+        assert server.get("/ready").status == 200
+        waiting = Call(server, prompt="yyy", max_tokens=1)
+        server.wait_until(lambda: server.get("/ready").status == 503)
+        assert server.get("/ready").json["code"] == "queue_full"
+        assert server.complete(prompt="z").error["code"] == "queue_full", "and so it is"
+        assert server.get("/health").status == 200, "a full server is a healthy one"
+        server.wait_until(lambda: server.get("/load").json["num_waiting"] == 1)
+        load = server.get("/load").json
+        assert (load["server_load"], load["num_running"], load["queued_prompt_tokens"]) == (2, 1, 3)
+        assert 0 < load["kv_cache_usage"] < 1
+        running.result()
+        waiting.result()
+        server.wait_until(lambda: server.get("/ready").status == 200)
+        assert server.get("/load").json["server_load"] == 0
+
+
+def test_server_info_has_the_options_and_no_secret():
+    with running_server({}, {"api_key": ["my-secret"], "drain_s": 7}) as server:
+        server.headers = {"Authorization": "Bearer my-secret"}
+        info = server.get("/server_info")
+        assert info.json["server"]["drain_s"] == 7
+        assert info.json["engine"]["max_num_seqs"] == 64
+        assert info.json["models"] == ["scripted"]
+        assert b"secret" not in info.body
+        assert "api_key" not in info.json["server"]
+
+
+def test_ping_may_be_posted(server):
+    assert server.request("POST", "/ping").status == server.get("/ping").status == 200
+
+
+# --- the description ---
+
+
+def specs() -> list[Any]:
+    return all_routes(ServerState(ServerOptions(enable_admin_api=True), Keys(ServerOptions())))
+
+
+def test_every_route_is_described_with_the_fields_it_takes(server):
+    document = server.get("/openapi.json").json
+    assert document["openapi"] == "3.1.0"
+    assert set(document["paths"]["/tokenize"]) == {"post"}
+    for path, kind in (("/v1/completions", CompletionBody), ("/v1/chat/completions", ChatBody)):
+        operation = document["paths"][path]["post"]
+        name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        assert list(document["components"]["schemas"][name]["properties"]) == list(kind.__struct_encode_fields__)
+        assert "text/event-stream" in operation["responses"]["200"]["content"]
+    assert document["paths"]["/health"]["get"]["security"] == []
+    assert "security" not in document["paths"]["/v1/models"]["get"]
+    assert document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["name"] == "name"
+    assert "/pause" not in document["paths"], "there is none on this server"
+
+
+def test_all_references_lead_somewhere_and_operations_have_names_of_their_own(server):
+    text, document = server.get("/openapi.json").body.decode(), server.get("/openapi.json").json
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', text))
+    assert references <= set(document["components"]["schemas"])
+    assert len(references) > 10
+    names = [o["operationId"] for path in document["paths"].values() for o in path.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_get_routes_answer_what_they_say(server):
+    """Each answer has exactly the fields of its schema that must be there, and none that are not in it."""
+    document = server.get("/openapi.json").json
+    for path in (
+        "/health",
+        "/ready",
+        "/ping",
+        "/load",
+        "/version",
+        "/server_info",
+        "/v1/models",
+        "/v1/models/scripted",
+    ):
+        described = document["paths"][path.replace("scripted", "{name}")]["get"]["responses"]["200"]["content"]
+        name = described["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        schema = document["components"]["schemas"][name]
+        answer = server.get(path).json
+        assert set(schema["required"]) <= set(answer) <= set(schema["properties"]), path
+
+
+def test_the_page_needs_nothing_from_elsewhere(server):
+    answer = server.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    page = answer.body.decode()
+    assert not re.findall(r"<script|<link|<img|@import|https?://", page)
+    for spec in server.get("/openapi.json").json["paths"]:
+        assert f"<code>{spec}</code>" in page
+    for field in CompletionBody.__struct_encode_fields__:
+        assert f"<code>{field}</code>" in page
+
+
+def test_every_route_is_in_the_documentation():
+    paths = [re.sub(r":\w+}", "}", spec.path) for spec in specs()]
+    assert [path for path in paths if f"`{path}`" not in SERVING] == []
+
+
+def test_every_metric_is_in_the_documentation(server):
+    names = re.findall(r"^# TYPE noria:(\w+) (\w+)", server.get("/metrics").body.decode(), flags=re.MULTILINE)
+    assert len(names) > 40
+    assert [name for name, kind in names if not re.search(rf"`{name}[`{{]", SERVING)] == []
