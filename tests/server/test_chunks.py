@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from noria.fakes.tokenizer import ByteTokenizer
+from noria.server.api import ServedModel
 from noria.server.bodies import ChatBody, CompletionBody
 from noria.server.chat import ChatApi
 from noria.server.completions import CompletionsApi
@@ -20,17 +21,18 @@ TEXTS = ["a", "", 'he said "no"\n', "\\u0041", "é\U0001f600\x00", TEXT_MARK]
 def apis() -> list[Any]:
     model = json.dumps(TEXT_MARK)  # a name is the operator's choice
     chat = ChatBody(messages=[{"role": "user", "content": "hi"}])
-    return [CompletionsApi(CompletionBody(prompt="x"), ByteTokenizer(), model), ChatApi(chat, ByteTokenizer(), model)]
+    served = ServedModel(model, ByteTokenizer(), 512)
+    return [CompletionsApi(CompletionBody(prompt="x", request_id=model), served), ChatApi(chat, served)]
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_plain_chunk_differs_from_any_other_only_in_what_it_lacks(text: str) -> None:
     for api in apis():
         for choice in (0, 3, 0):
-            plain = json.loads(api.chunk(News(choice, text, None, None, None)))
-            whole = json.loads(api.chunk(News(choice, text, None, "stop", None)))
+            plain = [json.loads(chunk) for chunk in api.chunks([News(choice, text, (65,), None, None, None)])]
+            [whole] = [json.loads(chunk) for chunk in api.chunks([News(choice, text, (65,), None, "stop", None)])]
             assert whole["choices"][0]["finish_reason"] == "stop"
             whole["choices"][0]["finish_reason"] = None
-            assert plain == whole
-            assert plain["choices"][0]["index"] == choice
-            assert list(plain["choices"][0]) == list(whole["choices"][0])
+            assert plain == ([whole] if text else [])  # a text that is held back makes no chunk
+            assert whole["choices"][0]["index"] == choice
+            assert all(list(chunk["choices"][0]) == list(whole["choices"][0]) for chunk in plain)

@@ -15,7 +15,7 @@ from noria.fakes.tokenizer import ByteTokenizer
 from noria.files.model import TokenizerFiles
 from noria.text.chat import encode_chat
 from noria.text.chat_template import ChatTemplate
-from noria.text.literal_text import NONCHARACTERS, Lookalikes, choose_marker
+from noria.text.literal_text import NONCHARACTERS, Lookalikes, choose_markers
 from noria.text.tokenizer import Tokenizer, load_tokenizer
 from text.strings import STRINGS
 from text.vocabularies import small_gguf_vocabulary
@@ -231,7 +231,8 @@ def test_bos_is_there_once_if_the_model_wants_it() -> None:
 
 def test_content_with_every_noncharacter_is_refused() -> None:
     assert "U+FDD0" in str(refusal(user("".join(NONCHARACTERS))))
-    assert choose_marker({"a": [NONCHARACTERS[0]]}, NONCHARACTERS[2]) == NONCHARACTERS[1]
+    assert choose_markers(2, {"a": [NONCHARACTERS[0]]}, NONCHARACTERS[2]) == [NONCHARACTERS[1], NONCHARACTERS[3]]
+    assert not choose_markers(2, NONCHARACTERS[1:])
 
 
 @given(st.text("<|im_end>ab", max_size=30), st.lists(st.text("<|im_end>ab", min_size=2, max_size=8), max_size=4))

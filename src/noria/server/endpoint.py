@@ -11,18 +11,18 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
 from noria.core.admission import check_priority
 from noria.errors import EngineError
 from noria.sampling import SamplingParams
+from noria.server.api import GenerationApi, ServedModel
 from noria.server.bodies import GenerationBody, decode_body
 from noria.server.errors import ApiError, as_api_error
-from noria.server.generation import Generation, News, Usage
+from noria.server.generation import Generation
 from noria.server.state import ServerState
-from noria.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +35,6 @@ MAX_HEADER_CHARACTERS = 1024
 DONE = b"data: [DONE]\n\n"
 
 
-class Api(Protocol):
-    """What an endpoint speaks: see `noria.server.completions` and `noria.server.chat`."""
-
-    renamed: dict[str, str]
-
-    def sampling(self) -> SamplingParams: ...
-    def encode_prompts(self) -> list[list[int]]: ...
-    def opening(self, num_choices: int) -> list[bytes]: ...
-    def chunk(self, news: News) -> bytes: ...
-    def usage_chunk(self, usage: Usage) -> bytes: ...
-    def answer(self, generation: Generation) -> bytes: ...
-
-
 class GenerationEndpoint:
     """An ASGI application for one route. `make_api` builds the endpoint's own part from a decoded body."""
 
@@ -55,7 +42,7 @@ class GenerationEndpoint:
         self,
         state: ServerState,
         body_type: type[Any],
-        make_api: Callable[[Any, Tokenizer, str], Api],
+        make_api: Callable[[Any, ServedModel], GenerationApi],
     ) -> None:
         self._state = state
         self._body_type = body_type
@@ -80,25 +67,44 @@ class GenerationEndpoint:
         if not answering.cancelled():
             answering.result()
 
-    def prepare(self, raw: bytes) -> tuple[GenerationBody, Api, list[str]]:
+    def prepare(self, raw: bytes) -> tuple[GenerationBody, GenerationApi, list[str]]:
         """Everything that can be refused before anything is started."""
         self._state.check_ready()
         body, ignored = decode_body(raw, self._body_type)
-        model = self._state.check_model(body.model)
+        name = self._state.check_model(body.model)
         assert self._state.tokenizer is not None
         assert self._state.config is not None
         check_priority(body.priority or 0, self._state.config)
-        return body, self._make_api(body, self._state.tokenizer, model), ignored
+        model = ServedModel(
+            name,
+            self._state.tokenizer,
+            self._state.config.max_model_len,
+            self._state.options.trust_request_chat_template,
+        )
+        return body, self._make_api(body, model), ignored
 
     def generation(
-        self, prompts: list[list[int]], sampling: SamplingParams, *, priority: int, **limits: Any
+        self,
+        body: GenerationBody,
+        api: GenerationApi,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        **limits: Any,
     ) -> Generation:
         state = self._state
         state.check_ready()
         assert state.engine is not None
         assert state.tokenizer is not None
-        eos_token_ids = state.eos_token_ids
-        return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, priority=priority, **limits)
+        return Generation(
+            state.engine,
+            state.tokenizer,
+            state.eos_token_ids,
+            prompts,
+            sampling,
+            priority=body.priority or 0,
+            prefix_key=api.prefix_key,
+            **limits,
+        )
 
     @property
     def max_pending(self) -> int:
@@ -131,13 +137,15 @@ class _Answer:
             if body.stream:
                 await self._stream(body, api, prompts, sampling)
             else:
-                with self._endpoint.generation(prompts, sampling, priority=body.priority or 0) as generation:
+                with self._endpoint.generation(body, api, prompts, sampling) as generation:
                     await generation.wait()
                     await _send_json(self._send, 200, api.answer(generation), self._headers)
         except Exception as error:
             await self._fail(as_api_error(error, renamed), error)
 
-    async def _stream(self, body: GenerationBody, api: Api, prompts: list[list[int]], sampling: SamplingParams) -> None:
+    async def _stream(
+        self, body: GenerationBody, api: GenerationApi, prompts: list[list[int]], sampling: SamplingParams
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
 
@@ -148,14 +156,13 @@ class _Answer:
                 _cut(self._transport)
 
         limits = {"max_pending": self._endpoint.max_pending, "on_overflow": give_up}
-        with self._endpoint.generation(prompts, sampling, priority=body.priority or 0, **limits) as generation:
+        with self._endpoint.generation(body, api, prompts, sampling, **limits) as generation:
             await generation.accepted()  # a refusal must have its own status, so nothing is sent before
             await self._start_stream()
-            await self._send_events(api.opening(len(generation.outputs)))
+            await self._send_events(api.opening(generation))
             async for bunch in generation.news():
-                await self._send_events([api.chunk(news) for news in bunch if news.is_worth_telling])
-            if body.wants_usage:
-                await self._send_events([api.usage_chunk(generation.usage)])
+                await self._send_events(api.chunks(bunch))
+            await self._send_events(api.closing())
             await self._end_stream()
 
     async def _start_stream(self) -> None:

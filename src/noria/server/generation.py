@@ -18,6 +18,7 @@ from noria.core.plan import TokenLogprobs
 from noria.engine.messages import EngineRequest
 from noria.engine.streams import AsyncEngine
 from noria.errors import RequestError
+from noria.kv.prefix import PrefixKey
 from noria.outputs import CompletionOutput, RequestOutput, SequenceCollector
 from noria.sampling import SamplingParams
 from noria.text.tokenizer import Tokenizer
@@ -44,13 +45,11 @@ class News(msgspec.Struct, frozen=True):
 
     choice: int
     text: str
+    token_ids: tuple[int, ...]
+    """Those that count; their text may still be held back, for a stop string or a character to be completed."""
     logprobs: tuple[TokenLogprobs, ...] | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
-
-    @property
-    def is_worth_telling(self) -> bool:
-        return bool(self.text or self.logprobs or self.finish_reason)
 
     @property
     def is_plain(self) -> bool:
@@ -70,6 +69,7 @@ class Generation:
         sampling: SamplingParams,
         *,
         priority: int = 0,
+        prefix_key: PrefixKey,
         max_pending: int | None = None,
         on_overflow: Callable[[], None] | None = None,
     ) -> None:
@@ -85,6 +85,8 @@ class Generation:
             engine.judge(prompt, sampling.max_tokens)
         self._engine = engine
         self.results = [RequestOutput(prompt_token_ids=prompt) for prompt in prompts]
+        self._sampling = sampling
+        self._withheld: list[list[News]] = [[] for _ in prompts]
         self._choices: dict[str, tuple[int, SequenceCollector]] = {}
         requests = []
         call_id = uuid.uuid4().hex  # never a client's id: two calls may bring the same one
@@ -99,6 +101,7 @@ class Generation:
                     index=index,
                     parent_id=f"{call_id}-{number * sampling.n}" if index else None,
                     priority=priority,
+                    prefix_key=prefix_key,
                 )
                 collector = SequenceCollector(tokenizer, eos_token_ids, sampling, result, index)
                 self._choices[request.request_id] = choice, collector
@@ -132,15 +135,33 @@ class Generation:
     async def news(self) -> AsyncIterator[list[News]]:
         """Everything that is new, bunch by bunch, until all sequences have ended.
 
+        If the log-probabilities of prompts are wanted, those of a prompt are known before there is news of its choices.
         Raises `EngineError`, or `UnavailableError` if there was no place for a sequence or its time was over.
         """
         async for events in self._stream:
-            yield [self._take(event) for event in events if not self._is_over(event)]
+            bunch = [self._take(event) for event in events if not self._is_over(event)]
+            yield bunch if self._sampling.prompt_logprobs is None else self._behind_prompts(bunch)
 
     async def wait(self) -> None:
         """Runs to the end without looking at the news."""
         async for _ in self.news():
             pass
+
+    def _behind_prompts(self, bunch: Sequence[News]) -> list[News]:
+        """Keeps news back while a prompt is incomplete: the first of its sequences is computing it for the others."""
+        numbers: dict[int, None] = {}
+        for news in bunch:
+            number = news.choice // self._sampling.n
+            self._withheld[number].append(news)
+            numbers[number] = None
+        told: list[News] = []
+        for number in numbers:
+            result = self.results[number]
+            # A sequence may end early; then what is not known will not be.
+            if result.has_prompt_logprobs or result.outputs[0].finish_reason is not None:
+                told += self._withheld[number]
+                self._withheld[number] = []
+        return told
 
     def _is_over(self, event: RequestEvent) -> bool:
         """Whether the event belongs to a sequence that a stop string has ended already."""
@@ -154,5 +175,6 @@ class Generation:
         output = collector.output
         if output.finish_reason is not None and event.finish_reason is None:
             self._engine.finish(self._stream, event.request_id, FinishReason.STOP)  # a stop string: it is news there
+        token_ids = event.token_ids[: delta.num_tokens]
         logprobs = None if output.logprobs is None else event.logprobs[: delta.num_tokens]
-        return News(choice, delta.text, logprobs, output.finish_reason, output.stop_reason)
+        return News(choice, delta.text, token_ids, logprobs, output.finish_reason, output.stop_reason)
