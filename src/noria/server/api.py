@@ -55,6 +55,7 @@ class GenerationApi(ABC):
         self._tokenizer = model.tokenizer
         self._texts = TokenTexts(model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._envelope = Envelope(self.ID_PREFIX, model.name, body.request_id)
+        self.call_id = self._envelope.call_id
         self._templates: dict[int, ChunkTemplate] = {}
         self._is_plain = not (body.return_token_ids or body.wants_continuous_usage)
         self._num_told = 0

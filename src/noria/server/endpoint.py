@@ -83,28 +83,13 @@ class GenerationEndpoint:
         )
         return body, self._make_api(body, model), ignored
 
-    def generation(
-        self,
-        body: GenerationBody,
-        api: GenerationApi,
-        prompts: list[list[int]],
-        sampling: SamplingParams,
-        **limits: Any,
-    ) -> Generation:
+    def generation(self, prompts: list[list[int]], sampling: SamplingParams, **rest: Any) -> Generation:
         state = self._state
         state.check_ready()
         assert state.engine is not None
         assert state.tokenizer is not None
-        return Generation(
-            state.engine,
-            state.tokenizer,
-            state.eos_token_ids,
-            prompts,
-            sampling,
-            priority=body.priority or 0,
-            prefix_key=api.prefix_key,
-            **limits,
-        )
+        eos_token_ids = state.eos_token_ids
+        return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, **rest)
 
     @property
     def max_pending(self) -> int:
@@ -137,11 +122,28 @@ class _Answer:
             if body.stream:
                 await self._stream(body, api, prompts, sampling)
             else:
-                with self._endpoint.generation(body, api, prompts, sampling) as generation:
+                with self._generation(body, api, prompts, sampling) as generation:
                     await generation.wait()
                     await _send_json(self._send, 200, api.answer(generation), self._headers)
         except Exception as error:
             await self._fail(as_api_error(error, renamed), error)
+
+    def _generation(
+        self,
+        body: GenerationBody,
+        api: GenerationApi,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        **limits: Any,
+    ) -> Generation:
+        return self._endpoint.generation(
+            prompts,
+            sampling,
+            call_id=api.call_id,
+            priority=body.priority or 0,
+            prefix_key=api.prefix_key,
+            **limits,
+        )
 
     async def _stream(
         self, body: GenerationBody, api: GenerationApi, prompts: list[list[int]], sampling: SamplingParams
@@ -156,7 +158,7 @@ class _Answer:
                 _cut(self._transport)
 
         limits = {"max_pending": self._endpoint.max_pending, "on_overflow": give_up}
-        with self._endpoint.generation(body, api, prompts, sampling, **limits) as generation:
+        with self._generation(body, api, prompts, sampling, **limits) as generation:
             await generation.accepted()  # a refusal must have its own status, so nothing is sent before
             await self._start_stream()
             await self._send_events(api.opening(generation))

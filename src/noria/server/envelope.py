@@ -24,7 +24,9 @@ class Envelope:
 
     def __init__(self, prefix: str, model: str, request_id: str | None = None) -> None:
         """`request_id` is the client's name for the call, if it has one. It is told to the client and used nowhere."""
-        self._id = f"{prefix}-{request_id or uuid.uuid4().hex}"
+        self.call_id = uuid.uuid4().hex
+        """Never a client's: two calls may bring the same one. The engine's names for the sequences begin with it."""
+        self._id = f"{prefix}-{request_id or self.call_id}"
         self._created = int(time.time())
         self._model = model
 

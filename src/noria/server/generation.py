@@ -6,7 +6,6 @@ one text pipeline, ends a sequence whose stop string it found, and aborts everyt
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -68,12 +67,16 @@ class Generation:
         prompts: Sequence[list[int]],
         sampling: SamplingParams,
         *,
+        call_id: str,
         priority: int = 0,
         prefix_key: PrefixKey,
         max_pending: int | None = None,
         on_overflow: Callable[[], None] | None = None,
     ) -> None:
-        """Submits everything, or raises `RequestError` and submits nothing. See `AsyncEngine.open` for the rest."""
+        """Submits everything, or raises `RequestError` and submits nothing. See `AsyncEngine.open` for the rest.
+
+        `call_id` is unique and ours; the sequences are `<call_id>-<choice>`.
+        """
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise RequestError(
                 f"{len(prompts)} prompts with n = {sampling.n} are {len(prompts) * sampling.n} sequences; "
@@ -89,7 +92,6 @@ class Generation:
         self._withheld: list[list[News]] = [[] for _ in prompts]
         self._choices: dict[str, tuple[int, SequenceCollector]] = {}
         requests = []
-        call_id = uuid.uuid4().hex  # never a client's id: two calls may bring the same one
         for number, result in enumerate(self.results):
             prompt_token_ids = tuple(result.prompt_token_ids)
             for index in range(sampling.n):
@@ -158,7 +160,10 @@ class Generation:
         for number in numbers:
             result = self.results[number]
             # A sequence may end early; then what is not known will not be.
-            if result.has_prompt_logprobs or result.outputs[0].finish_reason is not None:
+            if (
+                len(result.prompt_logprobs or ()) == result.num_prompt_tokens
+                or result.outputs[0].finish_reason is not None
+            ):
                 told += self._withheld[number]
                 self._withheld[number] = []
         return told
