@@ -1,4 +1,4 @@
-"""Calls to the two endpoints without HTTP and without an engine: events in given bunches, answers as clients see them."""
+"""Calls to both endpoints without HTTP or an engine: events in given bunches, answers as clients see them."""
 
 from __future__ import annotations
 

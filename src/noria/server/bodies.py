@@ -161,7 +161,7 @@ def _as_field_error(message: str) -> ApiError:
     """msgspec says "Expected `int | null`, got `str` - at `$.max_tokens`": the path becomes `param`."""
     found = re.search(r" - at `\$\.?([^`]*)`$", message)
     if found:
-        param = found[1]
+        param = found[1].replace("[...]", "")  # some value of a map
         return ApiError(400, f"{param}: {message[: found.start()]}", param=param, code="invalid_type")
     found = re.search(r"missing required field `([^`]*)`", message)
     if found:
