@@ -196,9 +196,7 @@ class ServerOptions:
         2048, "Tokens a client may fall behind in reading its stream before its request is aborted."
     )
     access_log: bool = option(False, "Log each HTTP request.")
-    trust_request_chat_template: bool = option(
-        False, "Take chat templates from requests: programs of theirs, run here."
-    )
+    trust_request_chat_template: bool = option(False, "Render chat templates that come with requests.")
 
     def __post_init__(self) -> None:
         _check_types(self)

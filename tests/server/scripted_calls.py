@@ -12,11 +12,12 @@ from noria.core.plan import TokenLogprobs
 from noria.engine.messages import EngineRequest
 from noria.fakes.tokenizer import ByteTokenizer
 from noria.kv.prefix import PrefixKey
-from noria.server.api import GenerationApi, ServedModel
+from noria.server.api import GenerationApi
 from noria.server.bodies import ChatBody, CompletionBody, decode_body
 from noria.server.chat import ChatApi
 from noria.server.completions import CompletionsApi
 from noria.server.generation import Generation
+from noria.server.served import ServedModel
 
 Result = TypeVar("Result")
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from noria.fakes.tokenizer import ByteTokenizer
-from noria.server.api import ServedModel
 from noria.server.bodies import ChatBody, CompletionBody
 from noria.server.chat import ChatApi
 from noria.server.completions import CompletionsApi
 from noria.server.envelope import TEXT_MARK
 from noria.server.generation import News
+from noria.server.served import ServedModel
 
 TEXTS = ["a", "", 'he said "no"\n', "\\u0041", "é\U0001f600\x00", TEXT_MARK]
 

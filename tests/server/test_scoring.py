@@ -14,10 +14,11 @@ from noria.core.plan import TokenLogprobs
 from noria.errors import RequestError
 from noria.fakes.tokenizer import ByteTokenizer
 from noria.outputs import CompletionOutput
-from noria.server.api import ServedModel, bad_word_spellings, token_biases
+from noria.server.api import bad_word_spellings, token_biases
 from noria.server.bodies import CompletionBody
 from noria.server.completions import CompletionsApi, best_outputs
 from noria.server.errors import ApiError
+from noria.server.served import ServedModel
 from noria.server.token_texts import LOWEST_LOGPROB, TokenTexts
 
 BOS = ByteTokenizer.BOS
@@ -92,6 +93,13 @@ def test_half_a_character_at_the_end_of_a_prompt_is_told_once() -> None:
     body = {"prompt": [*b"a", *smile[:2]], "echo": True, "logprobs": None}
     assert answer(body, [events_of(0, smile[2:], [])])["choices"][0]["text"] == "a😀"
     assert answer(body, [events_of(0, [], [])])["choices"][0]["text"] == "a\ufffd"
+
+
+def test_offsets_go_on_in_a_character_that_the_prompt_began() -> None:
+    smile = list("😀".encode())
+    body = {"prompt": [*b"a", *smile[:2]], "logprobs": 0}
+    [choice] = answer(body, [events_of(0, [*smile[2:], *b"b"], [])])["choices"]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == ("😀b", [0, 0, 1])
 
 
 def test_special_tokens_in_an_echo() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from noria.kv.prefix import PrefixKey
@@ -18,6 +17,7 @@ from noria.server.bodies import GenerationBody
 from noria.server.envelope import ChunkTemplate, Envelope
 from noria.server.errors import ApiError
 from noria.server.generation import Generation, News, PromptTokensDetails, Usage
+from noria.server.served import ServedModel
 from noria.server.token_texts import TokenTexts
 from noria.text.tokenizer import Tokenizer
 
@@ -27,16 +27,6 @@ MAX_SALT_CHARACTERS = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARACTERS = 16 * 1024
 """Of all bad words together: they are tokenised while others wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What an endpoint needs to know of the model, under the name that the client used for it."""
-
-    name: str
-    tokenizer: Tokenizer
-    max_model_len: int
-    trust_request_chat_template: bool = False
 
 
 class GenerationApi(ABC):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from noria.sampling import SamplingParams
-from noria.server.api import GenerationApi, ServedModel
+from noria.server.api import GenerationApi
 from noria.server.bodies import ChatBody
 from noria.server.envelope import TEXT_MARK
 from noria.server.errors import ApiError
 from noria.server.generation import Generation, News
+from noria.server.served import ServedModel
 from noria.text.chat import encode_chat
-from noria.text.chat_template import ChatTemplate
 
 
 class ChatApi(GenerationApi):
@@ -27,14 +27,7 @@ class ChatApi(GenerationApi):
         if body.max_completion_tokens is not None:
             self._max_tokens = body.max_completion_tokens
             self.renamed["max_tokens"] = "max_completion_tokens"
-        if body.chat_template is not None and not model.trust_request_chat_template:
-            raise ApiError(
-                400,
-                "chat_template: this server takes no templates from requests "
-                "(its operator can allow them with --trust-request-chat-template)",
-                param="chat_template",
-                code="chat_template_not_allowed",
-            )
+        self._request_template = model.request_template(body.chat_template)
         if "chat_template" in (body.chat_template_kwargs or {}):
             param = "chat_template_kwargs.chat_template"
             raise ApiError(400, f"{param}: a template is no variable of itself", param=param, code="invalid_value")
@@ -58,7 +51,7 @@ class ChatApi(GenerationApi):
             body.messages,
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
-            template=None if body.chat_template is None else ChatTemplate(body.chat_template),
+            template=self._request_template,
             template_kwargs=self._template_variables(),
         )
         return [self._truncated(token_ids, self._max_tokens)]

@@ -11,11 +11,12 @@ from msgspec import UNSET, UnsetType
 
 from noria.outputs import CompletionOutput, RequestOutput
 from noria.sampling import SamplingParams
-from noria.server.api import GenerationApi, ServedModel
+from noria.server.api import GenerationApi
 from noria.server.bodies import CompletionBody
 from noria.server.envelope import TEXT_MARK
 from noria.server.errors import ApiError
 from noria.server.generation import MAX_SEQUENCES, Generation, News
+from noria.server.served import ServedModel
 from noria.server.token_texts import CompletionLogprobs, TextOffsets
 from noria.text.detokenizer import Detokenizer
 

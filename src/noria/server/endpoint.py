@@ -18,10 +18,11 @@ from starlette.types import Message, Receive, Scope, Send
 from noria.core.admission import check_priority
 from noria.errors import EngineError
 from noria.sampling import SamplingParams
-from noria.server.api import GenerationApi, ServedModel
+from noria.server.api import GenerationApi
 from noria.server.bodies import GenerationBody, decode_body
 from noria.server.errors import ApiError, as_api_error
 from noria.server.generation import Generation
+from noria.server.served import ServedModel
 from noria.server.state import ServerState
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,33 @@
+"""What an endpoint's own part is told of the model and the server: `ServedModel`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from noria.server.errors import ApiError
+from noria.text.chat_template import ChatTemplate
+from noria.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model under the name that the client used for it."""
+
+    name: str
+    tokenizer: Tokenizer
+    max_model_len: int
+    trust_request_chat_template: bool = False
+
+    def request_template(self, source: str | None) -> ChatTemplate | None:
+        """The template that a request brings, if it does. Raises `ApiError` unless the operator allows that."""
+        if source is None:
+            return None
+        if not self.trust_request_chat_template:
+            raise ApiError(
+                400,
+                "chat templates that come with a request are refused here: leave chat_template out, or start the "
+                "server with --trust-request-chat-template",
+                param="chat_template",
+                code="unsupported_parameter",
+            )
+        return ChatTemplate(source)
