@@ -54,6 +54,7 @@ def test_echo_joins_what_was_given_and_what_was_generated() -> None:
     assert choice["logprobs"]["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "=", "x", "y"]
     assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2, 3]
     assert choice["logprobs"]["token_logprobs"] == [None, -1.5, -2.5, -0.5, -1.5]
+    assert choice["logprobs"]["top_logprobs"][1:4] == [{"bytes:\\xa9": -1.5}, {"=": -2.5}, {"x": -0.5}]
     assert choice["text"][choice["logprobs"]["text_offset"][3] :] == "xy"
 
 
