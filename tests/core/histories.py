@@ -37,17 +37,22 @@ def prompt_of(request: Request) -> list[int]:
 
 
 def assert_said_as_alone(world: World, outside: Collection[str] = ()) -> None:
-    """Every request has ended; with all that it would have said alone, or a part if it was ended early.
+    """Every request has ended; with all that it would have said alone and all scores of its prompt, or a part if it was
+    ended early.
 
     `outside`: requests that the test itself ended.
     """
     for request_id, request in world.requests.items():
         output, reason = world.outputs[request_id], world.reasons[request_id]
+        scores = list(range(1, request.num_prompt_tokens)) if request.sampling.prompt_logprobs is not None else []
+        told = world.scores[request_id]
         alone = said_alone(prompt_of(request), request.max_tokens, request.sampling.stop_token_ids)
         if request_id in outside or reason in (FinishReason.TIMEOUT, FinishReason.ERROR):
             assert output == alone[0][: len(output)], request_id
+            assert told == scores[: len(told)], request_id
         else:
             assert (output, reason) == alone, request_id
+            assert told == scores, request_id
 
 
 class FakeGrammar:

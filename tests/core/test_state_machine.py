@@ -71,7 +71,8 @@ LIMITS = st.fixed_dictionaries(
 REQUESTS = st.fixed_dictionaries(
     {
         "prompt": st.sampled_from(PROMPTS + OTHER_PROMPTS),
-        "max_tokens": st.integers(1, 16),
+        "max_tokens": st.integers(0, 16),
+        "prompt_logprobs": st.sampled_from([None, None, None, 0]),
         "num_sequences": st.sampled_from([1, 1, 1, 4]),
         "prefix_key": st.builds(
             PrefixKey,

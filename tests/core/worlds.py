@@ -48,6 +48,8 @@ class World:
         self.clock = ManualClock()
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
+        self.scores: dict[str, list[int]] = {}
+        """Positions of prompt tokens whose log-probabilities were told: the scripted runner writes them into those."""
         self.reasons: dict[str, FinishReason] = {}
 
     def add(
@@ -78,7 +80,7 @@ class World:
         )
         self.scheduler.add(request, self.clock())
         self.requests[request_id] = request
-        self.outputs[request_id] = []
+        self.outputs[request_id], self.scores[request_id] = [], []
         return request
 
     def schedule(self) -> StepPlan:
@@ -99,6 +101,7 @@ class World:
 
     def note(self, event: RequestEvent) -> None:
         self.outputs[event.request_id] += event.token_ids
+        self.scores[event.request_id] += [int(-position.logprob) for position in event.prompt_logprobs]
         if event.finish_reason is not None:
             assert event.request_id not in self.reasons, "a request ended twice"
             self.reasons[event.request_id] = event.finish_reason

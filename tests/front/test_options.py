@@ -12,8 +12,9 @@ from cyclopts import App
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.cli.options import SAMPLING_HELP, UsageError, parse_count, takes_options
-from noria.config import EngineOptions
+from noria.cli.options import SAMPLING_HELP, WITHOUT_A_FLAG, UsageError, parse_count, takes_options
+from noria.config import EngineOptions, ServerOptions
+from noria.errors import OptionError
 from noria.sampling import SamplingParams
 
 
@@ -47,7 +48,8 @@ def test_without_arguments_the_defaults_hold() -> None:
 
 def test_every_option_has_help() -> None:
     assert all(spec.metadata["help"] for spec in dataclasses.fields(EngineOptions))
-    assert list(SAMPLING_HELP) == [spec.name for spec in msgspec.structs.fields(SamplingParams)]
+    names = [spec.name for spec in msgspec.structs.fields(SamplingParams)]
+    assert list(SAMPLING_HELP) == [name for name in names if name not in WITHOUT_A_FLAG]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +77,16 @@ def test_every_engine_option_has_a_flag_its_aliases_and_a_variable(
 
 def test_sampling_flags() -> None:
     numbers = ["--temperature", "0.5", "--max-tokens", "2k", "--stop-token-ids", "3", "--seed=-4"]
+    numbers += ["--allowed-token-ids", "7", "--allowed-token-ids", "8", "--min-tokens", "2", "--prompt-logprobs", "1"]
     _, sampling = parse([*numbers, "--stop", "a", "--stop=-b", "--ignore-eos", "--no-skip-special-tokens"])
     assert sampling == SamplingParams(
         temperature=0.5,
         stop=("a", "-b"),
         max_tokens=2000,
         stop_token_ids=(3,),
+        allowed_token_ids=(7, 8),
+        min_tokens=2,
+        prompt_logprobs=1,
         seed=-4,
         ignore_eos=True,
         skip_special_tokens=False,
@@ -126,3 +132,27 @@ def test_values_out_of_bounds_are_usage_errors() -> None:
 def test_what_the_scheduler_could_not_work_with_is_a_usage_error(arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse(arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value", "what"),
+    [
+        (EngineOptions, "max_num_seqs", "64", "a whole number"),
+        (EngineOptions, "max_num_seqs", 64.0, "a whole number"),
+        (EngineOptions, "max_num_seqs", True, "a whole number"),
+        (EngineOptions, "max_num_seqs", None, "a whole number"),
+        (EngineOptions, "num_kv_blocks", "9", "a whole number or None"),
+        (EngineOptions, "watermark", "0.1", "a number"),
+        (EngineOptions, "watermark", False, "a number"),
+        (EngineOptions, "request_deadline_s", [1], "a number or None"),
+        (EngineOptions, "enable_prefix_caching", 1, "True or False"),
+        (EngineOptions, "enable_prefix_caching", "no", "True or False"),
+        (EngineOptions, "dtype", None, "a text"),
+        (EngineOptions, "scheduling_policy", 3, "a text"),
+        (ServerOptions, "served_model_name", "one", "a list of texts"),
+        (ServerOptions, "port", "8000", "a whole number"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_by_name(options: Any, name: str, value: Any, what: str) -> None:
+    with pytest.raises(OptionError, match=f"^{name} must be {what}, not "):
+        options(**{name: value})

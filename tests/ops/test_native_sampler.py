@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.core.plan import Admitted
-from noria.errors import EngineError
 from noria.ops.native import why_unavailable
 from noria.ops.native_sampler import NativeSampler
-from noria.runner.executor import UNUSABLE, Float32Array
-from runner.building import admitted, params_of, rows_of, sample, sampling_batch
+from noria.runner.executor import NOTHING_ALLOWED, UNUSABLE, Float32Array, StepConstraints
+from noria.runner.sampler import NumpySampler
+from runner.building import admitted, no_biases, params_of, rows_of, sample, sampling_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,9 +69,12 @@ def random_logits(rng: np.random.Generator, kind: str, size: int) -> Float32Arra
 KINDS = ("flat", "peaked", "ties", "equal", "masked", "huge", "unusable", "empty")
 
 
-def assert_equal(logits: Float32Array, rows: list[Admitted], tokens: Sequence[Any]) -> None:
+def assert_equal(
+    logits: Float32Array, rows: list[Admitted], tokens: Sequence[Any], constraints: StepConstraints | None = None
+) -> None:
     before = logits.copy()
-    found, expected = sample(logits, rows, tokens, SAMPLER), sample(logits, rows, tokens)
+    found = sample(logits, rows, tokens, SAMPLER, constraints)
+    expected = sample(logits, rows, tokens, None, constraints)
     assert found.token_ids.tolist() == expected.token_ids.tolist()
     assert found.logprobs == expected.logprobs  # == of floats: no tolerance
     np.testing.assert_array_equal(logits, before)
@@ -110,41 +113,68 @@ def test_many_rows_of_a_whole_vocabulary(kind: str, sampling: dict[str, Any]) ->
     assert_equal(logits, rows, tokens)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.floats(0, 1), SAMPLING)
-@example(33, 0, 0.0, {"temperature": 1.0})
-def test_a_mask_is_minus_infinity_where_it_forbids(
-    size: int, seed: int, share: float, sampling: dict[str, Any]
+def random_constraints(rng: np.random.Generator, num_rows: int, size: int, share: float) -> StepConstraints:
+    """Masks of which one may allow nothing, and biases for some of the rows."""
+    bits = np.zeros((num_rows, -(-size // 32) * 32), dtype=np.uint8)
+    bits[:, :size] = rng.random((num_rows, size)) < share
+    counts = rng.integers(0, min(size, 20) + 1, num_rows) * rng.integers(0, 2, num_rows)
+    biased_ids = [rng.choice(size, count, replace=False) for count in counts]
+    return StepConstraints(
+        masks=np.packbits(bits, axis=1, bitorder="little").view(np.uint32),
+        mask_of_row=rng.integers(-1, num_rows, num_rows).astype(np.int32),
+        bias_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        bias_ids=np.concatenate(biased_ids).astype(np.int32),
+        biases=rng.uniform(-100, 100, counts.sum()).astype(np.float32),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), SAMPLING), min_size=1, max_size=5),
+    st.sampled_from((1, 2, 15, 31, 32, 33, 1000, 5003)),
+    st.sampled_from((0.0, 0.001, 0.5, 1.0)),
+    st.integers(0, 2**32 - 1),
+)
+def test_the_reference_to_the_last_bit_with_biases_and_masks(
+    kinds: list[tuple[str, dict[str, Any]]], size: int, share: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    logits = np.stack([random_logits(rng, "flat", size)] * 3)
-    allowed = rng.random((2, size)) < share
-    allowed[:, rng.integers(size)] = True
-    bits = np.zeros((2, -(-size // 32) * 32), dtype=np.uint8)
-    bits[:, :size] = allowed
-    masks = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
-    rows = [admitted(**sampling | {"logprobs": None})] * 3
-    batch = sampling_batch(params_of(*rows), [([0], [size - 1])] * 3)
-    found = SAMPLER.sample(logits, batch, masks, np.array([1, -1, 0], dtype=np.int32))
-    forbidden = ~np.stack([allowed[1], np.ones(size, dtype=bool), allowed[0]])
-    expected = sample(np.where(forbidden, np.float32(-np.inf), logits), rows, [([0], [size - 1])] * 3)
-    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    logits = np.stack([random_logits(rng, kind, size) for kind, _ in kinds])
+    tokens = [(rng.integers(0, size, 3).tolist(), rng.integers(0, size, 6).tolist()) for _ in kinds]
+    constraints = random_constraints(rng, len(kinds), size, share)
+    assert_equal(logits, [admitted(**sampling) for _, sampling in kinds], tokens, constraints)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=6), st.sampled_from((1, 33, 5003)), st.integers(0, 999))
+def test_given_tokens_have_the_log_probabilities_of_the_reference(kinds: list[str], size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = np.stack([random_logits(rng, kind, size) for kind in kinds])
+    token_ids = rng.integers(0, size, len(kinds)).astype(np.int32)
+    num_top = rng.integers(0, 21, len(kinds)).astype(np.int32)
+    found = SAMPLER.score(logits, token_ids, num_top)
+    assert found == NumpySampler().score(logits, token_ids, num_top)
+    assert [score is None for score in found] == [kind in ("unusable", "empty") for kind in kinds]
 
 
 def test_a_mask_does_not_change_the_reported_probabilities() -> None:
     logits = np.array([[0.0, 3.0, 1.0]], dtype=np.float32)
-    batch = sampling_batch(params_of(admitted(temperature=0, logprobs=3)), [([0], [])])
-    found = SAMPLER.sample(logits, batch, np.array([[0b101]], dtype=np.uint32), np.zeros(1, dtype=np.int32))
-    assert found.token_ids.tolist() == [2]
-    assert found.logprobs[0].rank == 2
-    assert [token_id for token_id, _ in found.logprobs[0].top] == [1, 2, 0]
+    constraints = no_biases(np.array([[0b101]], dtype=np.uint32), [0])
+    for sampler in (SAMPLER, None):
+        found = sample(logits, [admitted(temperature=0, logprobs=3)], None, sampler, constraints)
+        assert found.token_ids.tolist() == [2]
+        assert found.logprobs[0].rank == 2
+        assert [token_id for token_id, _ in found.logprobs[0].top] == [1, 2, 0]
 
 
-def test_a_mask_that_allows_nothing_is_refused() -> None:
-    batch = sampling_batch(params_of(admitted(), admitted()), [([0], [])] * 2)
-    masks = np.array([[0b111], [0]], dtype=np.uint32)
-    with pytest.raises(EngineError, match=r"masks allow nothing in rows \[1\]"):
-        SAMPLER.sample(np.zeros((2, 3), dtype=np.float32), batch, masks, np.array([0, 1], dtype=np.int32))
+def test_a_mask_that_allows_nothing_costs_its_row_alone() -> None:
+    constraints = no_biases(np.array([[0b111], [0]], dtype=np.uint32), [0, 1])
+    for sampler in (SAMPLER, None):
+        rows = [admitted(logprobs=1), admitted(logprobs=1)]
+        found = sample(np.zeros((2, 3), dtype=np.float32), rows, None, sampler, constraints)
+        assert found.token_ids[0] >= 0
+        assert found.token_ids[1] == NOTHING_ALLOWED
+        assert list(found.logprobs) == [0]
 
 
 def test_neighbours_and_threads_change_nothing() -> None:
@@ -181,6 +211,9 @@ def bad(**changes: Any) -> dict[str, Any]:
         "top_logprobs": np.zeros((2, 2)),
         "masks": np.full((1, 2), 2**32 - 1, dtype=np.uint32),
         "mask_of_row": np.array([0, -1], dtype=np.int32),
+        "bias_start": np.array([0, 1, 3], dtype=np.int32),
+        "bias_ids": np.array([39, 0, 5], dtype=np.int32),
+        "biases": np.ones(3, dtype=np.float32),
     } | changes
 
 
@@ -208,6 +241,16 @@ def test_good_arguments_are_taken() -> None:
         ({"mask_of_row": np.zeros(1, dtype=np.int32)}, "one entry for each row"),
         ({"top_ids": np.zeros((2, 1), dtype=np.int32), "top_logprobs": np.zeros((2, 1))}, "more probable tokens than"),
         ({"chosen": np.zeros(1, dtype=np.int32)}, "one entry for each row"),
+        ({"bias_ids": np.array([0, 40, 5], dtype=np.int32)}, "a bias is for a token outside"),
+        ({"bias_ids": np.array([0, -1, 5], dtype=np.int32)}, "a bias is for a token outside"),
+        ({"bias_start": np.array([0, 4, 3], dtype=np.int32)}, "biases must follow"),
+        ({"bias_start": np.array([0, 1, 4], dtype=np.int32)}, "biases and rows do not add up"),
+        ({"bias_start": np.array([1, 1, 3], dtype=np.int32)}, "biases and rows do not add up"),
+        ({"bias_start": np.array([0, 3], dtype=np.int32)}, "biases begin and end for each row"),
+        ({"biases": np.ones(2, dtype=np.float32)}, "each has a token"),
+        ({"bias_ids": None}, "each has a token"),
+        ({"chosen": np.array([0, 40], dtype=np.int32), "chosen_is_given": True}, "given token is outside"),
+        ({"chosen": np.array([-1, 0], dtype=np.int32), "chosen_is_given": True}, "given token is outside"),
         ({"params": np.zeros((2, 8), dtype=np.uint8)}, "another size"),
     ],
 )  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from noria.core.plan import Admitted
-from noria.runner.executor import Float32Array, Sampled, Sampler, SamplingBatch
+from noria.runner.executor import Float32Array, Sampled, Sampler, SamplingBatch, StepConstraints
 from noria.runner.row_params import ROW_PARAMS, RowParams, row_params
 from noria.runner.sampler import NumpySampler
 from noria.sampling import SamplingParams
@@ -23,6 +25,8 @@ def admitted(
     computed: int = 0,
     seed: int = 0,
     index: int = 0,
+    num_scored: int | None = None,
+    stop_ids: Sequence[int] = (),
     **sampling: Any,
 ) -> Admitted:
     return Admitted(
@@ -34,6 +38,8 @@ def admitted(
         sampling=SamplingParams(**sampling),
         seed=seed,
         index=index,
+        num_scored=num_scored,
+        stop_ids=tuple(stop_ids),
     )
 
 
@@ -73,7 +79,19 @@ def sample(
     rows: Sequence[Admitted],
     tokens: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None,
     sampler: Sampler | None = None,
+    constraints: StepConstraints | None = None,
 ) -> Sampled:
     """What the sampler (None: the reference) chooses for requests that have (prompt, output) tokens so far."""
     batch = sampling_batch(params_of(*rows), tokens if tokens is not None else [((0,), ())] * len(rows))
-    return (sampler or NumpySampler()).sample(logits, batch)
+    return (sampler or NumpySampler()).sample(logits, dataclasses.replace(batch, constraints=constraints))
+
+
+def no_biases(masks: npt.NDArray[np.uint32], mask_of_row: Sequence[int]) -> StepConstraints:
+    """Masks alone."""
+    return StepConstraints(
+        masks=masks,
+        mask_of_row=np.array(mask_of_row, dtype=np.int32),
+        bias_start=np.zeros(len(mask_of_row) + 1, dtype=np.int32),
+        bias_ids=np.zeros(0, dtype=np.int32),
+        biases=np.zeros(0, dtype=np.float32),
+    )

@@ -193,6 +193,7 @@ def test_null_means_the_default(server):
         ({}, "prompt"),
         ({"prompt": "x", "max_tokens": "5"}, "max_tokens"),
         ({"prompt": "x", "min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
         ({"prompt": "x", "temperature": -1}, "temperature"),
         ({"prompt": "x", "temperature": 3}, "temperature"),

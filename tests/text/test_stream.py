@@ -32,11 +32,22 @@ def naive(ids: list[int], sampling: SamplingParams) -> Expected:
         for num_tokens in range(len(ids) + 1)
     ]
     text = datas[-1].decode("utf-8", "replace")
-    ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in sampling.stop if stop in text]
+    num_settled = [num_settled_characters(data) for data in datas]
+
+    def num_tokens_at(end: int) -> int:
+        return next((n for n, settled in enumerate(num_settled) if settled >= end), len(ids))
+
+    ends = [
+        (begin + len(stop), -len(stop), stop)
+        for stop in sampling.stop
+        for begin in range(len(text))
+        if text.startswith(stop, begin)
+        and (sampling.min_tokens == 0 or num_tokens_at(begin + len(stop)) > sampling.min_tokens)
+    ]
     if not ends:
         return Expected(text, len(ids), None)
     end, _, stop = min(ends)
-    num_tokens = next((n for n, data in enumerate(datas) if num_settled_characters(data) >= end), len(ids))
+    num_tokens = num_tokens_at(end)
     return Expected(text[: end if sampling.include_stop_str_in_output else end - len(stop)], num_tokens, stop)
 
 
@@ -78,16 +89,26 @@ output_ids = st.one_of(
 )
 
 
-@given(output_ids, st.lists(st.integers(0, 24), max_size=8), stops, st.booleans(), st.booleans(), st.booleans())
-@example(list(b"abab"), [1, 2, 3], ["abb", "ba"], False, True, False)
+@given(
+    output_ids,
+    st.lists(st.integers(0, 24), max_size=8),
+    stops,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from((0, 0, 1, 2, 5)),
+)
+@example(list(b"abab"), [1, 2, 3], ["abb", "ba"], False, True, False, 0)
+@example(list(b"ababa"), [1, 2, 3], ["aba"], False, True, False, 3)
 def test_any_bunching_gives_what_the_naive_model_gives(
-    ids: list[int], cuts: list[int], stop: list[str], include: bool, skip: bool, stop_on_a: bool
+    ids: list[int], cuts: list[int], stop: list[str], include: bool, skip: bool, stop_on_a: bool, min_tokens: int
 ) -> None:
     sampling = SamplingParams(
         stop=tuple(stop),
         include_stop_str_in_output=include,
         skip_special_tokens=skip,
         stop_token_ids=(ord("a"),) if stop_on_a else (),
+        min_tokens=min_tokens,
     )
     expected = naive(ids, sampling)
     assert run(ids, [], sampling)[0] == expected
@@ -120,6 +141,17 @@ def test_the_first_to_complete_wins_and_of_equals_the_longest() -> None:
     assert outcome("abcdef", "cd", "bcd", "d") == ("a", "bcd")
     assert outcome("abcdef", "cd", include=True) == ("abcd", "cd")
     assert outcome("abcdef", "x", "fg") == ("abcdef", None)
+
+
+def test_a_stop_string_counts_once_enough_tokens_have_come() -> None:
+    stream = TextStream(TOKENIZER, SamplingParams(stop=("END",), min_tokens=4), ())
+    assert stream.push(list(b"END"), final=False) == TextDelta("END", 3, None)
+    assert stream.push(list(b"xE"), final=False) == TextDelta("x", 2, None)
+    assert stream.push(list(b"NDy"), final=False) == TextDelta("", 2, "END")
+    begun = TextStream(TOKENIZER, SamplingParams(stop=("END",), min_tokens=2), ())
+    assert begun.push(list(b"END"), final=False) == TextDelta("", 3, "END"), "it may begin earlier"
+    exact = TextStream(TOKENIZER, SamplingParams(stop=("END",), min_tokens=3), ())
+    assert exact.push(list(b"END"), final=True) == TextDelta("END", 3, None)
 
 
 def test_with_the_stop_string_included_nothing_is_held_back() -> None:

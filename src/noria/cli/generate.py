@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from noria.cli.common import LogLevel, ModelArgument
 from noria.cli.options import UsageError
 from noria.config import EngineOptions
+from noria.core.plan import TokenLogprobs
 from noria.errors import NoriaError
 from noria.logs import log_to_stderr
 from noria.sampling import SamplingParams
@@ -78,7 +79,7 @@ def _print_text(result: RequestOutput) -> None:
 
 
 def _as_json(result: RequestOutput, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
+    described: dict[str, Any] = {
         "prompt": result.prompt,
         "outputs": [_output_as_json(output, tokenizer) for output in result.outputs],
         "usage": {
@@ -88,12 +89,14 @@ def _as_json(result: RequestOutput, tokenizer: Tokenizer) -> dict[str, Any]:
         },
         "error": None if result.error is None else str(result.error),
     }
+    if result.prompt_logprobs is not None:
+        described["prompt_logprobs"] = [
+            position and _position_as_json(position, tokenizer) for position in result.prompt_logprobs
+        ]
+    return described
 
 
 def _output_as_json(output: CompletionOutput, tokenizer: Tokenizer) -> dict[str, Any]:
-    def name(token_id: int) -> str:
-        return tokenizer.decode([token_id], skip_special_tokens=False)
-
     described: dict[str, Any] = {
         "index": output.index,
         "text": output.text,
@@ -102,14 +105,18 @@ def _output_as_json(output: CompletionOutput, tokenizer: Tokenizer) -> dict[str,
         "stop_reason": output.stop_reason,
     }
     if output.logprobs is not None:
-        described["logprobs"] = [
-            {
-                "token": name(position.token_id),
-                "token_id": position.token_id,
-                "logprob": position.logprob,
-                "rank": position.rank,
-                "top": [{"token": name(i), "token_id": i, "logprob": value} for i, value in position.top],
-            }
-            for position in output.logprobs
-        ]
+        described["logprobs"] = [_position_as_json(position, tokenizer) for position in output.logprobs]
     return described
+
+
+def _position_as_json(position: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+    def name(token_id: int) -> str:
+        return tokenizer.decode([token_id], skip_special_tokens=False)
+
+    return {
+        "token": name(position.token_id),
+        "token_id": position.token_id,
+        "logprob": position.logprob,
+        "rank": position.rank,
+        "top": [{"token": name(i), "token_id": i, "logprob": value} for i, value in position.top],
+    }

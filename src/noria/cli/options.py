@@ -23,9 +23,13 @@ from noria.sampling import SamplingParams
 
 ENVIRONMENT_PREFIX = "NORIA_"
 
+WITHOUT_A_FLAG = ("logit_bias", "bad_words")
+"""Sampling parameters that are no single values: for requests and programs."""
+
 SAMPLING_HELP = {
     "n": "Sequences to generate for each prompt.",
-    "max_tokens": "Most tokens to generate. Default: what fits into the context.",
+    "max_tokens": "Most tokens to generate; 0 only reads the prompt. Default: what fits into the context.",
+    "min_tokens": "Least tokens to generate: nothing that would end the answer comes before.",
     "temperature": "Randomness; 0 always takes the most probable token.",
     "top_p": "Sample from the most probable tokens whose probabilities add up to this.",
     "top_k": "Sample from this many most probable tokens; 0: from all.",
@@ -39,6 +43,8 @@ SAMPLING_HELP = {
     "include_stop_str_in_output": "Keep the stop text at the end of the answer.",
     "ignore_eos": "Go on where the model would end.",
     "logprobs": "Report this many most probable tokens at each position (with --json).",
+    "prompt_logprobs": "Report as many for each token of the prompt (with --json).",
+    "allowed_token_ids": "Generate this token; repeatable, and others are out then. Default: all are allowed.",
     "skip_special_tokens": "Leave special tokens out of the text.",
 }
 
@@ -141,6 +147,7 @@ def _sampling_parameters() -> list[inspect.Parameter]:
     return [
         _parameter(spec.name, hints[spec.name], spec.default, group=SAMPLING_GROUP, help=SAMPLING_HELP[spec.name])
         for spec in msgspec.structs.fields(SamplingParams)
+        if spec.name not in WITHOUT_A_FLAG
     ]
 
 

