@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_calls import all_cuts, answer, assembled, comparable, events_of, run, start, stream
 
@@ -73,6 +73,7 @@ TOKENS = st.one_of(
 STOPS = st.lists(st.text("ab<é😀", min_size=1, max_size=4) | st.just("\ufffd"), max_size=3)
 
 
+@settings(deadline=None)  # an example runs in milliseconds, but the machine may stand still
 @given(st.data())
 def test_any_bunching_of_any_sequences(data: st.DataObject) -> None:
     """Two prompts, two sequences each, ended by themselves or from outside, cut and interleaved in any way."""
