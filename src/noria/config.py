@@ -230,7 +230,7 @@ class ServerOptions:
     max_request_cost: int = option(
         2**23,
         "Most that one call may come to: for each of its sequences, prompt tokens and tokens that may be generated, "
-        "times 1 + logprobs.",
+        "times 1 + logprobs; and prompt tokens times prompt_logprobs.",
     )
     chat_template_timeout_s: float = option(2.0, "Processor time that a chat template may take for one request.")
     trust_request_chat_template: bool = option(

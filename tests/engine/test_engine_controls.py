@@ -418,7 +418,8 @@ async def test_a_stream_of_which_one_sequence_is_refused_fails_as_a_whole(start,
 async def test_what_is_never_served_is_the_clients_mistake_also_when_it_is_found_late(start):
     async_engine = AsyncEngine(start(build_gated_engine))
     prompts, sampling = [[1, 2], [REFUSED, 2]], SamplingParams(max_tokens=500)
-    with Generation(async_engine, ByteTokenizer(), (), prompts, sampling, call_id="call") as generation:
+    names = {"call_id": "call", "prefix_key": PrefixKey()}
+    with Generation(async_engine, ByteTokenizer(), (), prompts, sampling, **names) as generation:
         await asyncio.wait_for(generation.accepted(), 5)
         with pytest.raises(RequestError, match="nobody ever passes") as caught:
             await generation.wait()

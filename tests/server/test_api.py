@@ -192,6 +192,7 @@ def test_null_means_the_default(server):
     [
         ({}, "prompt"),
         ({"prompt": "x", "max_tokens": "5"}, "max_tokens"),
+        ({"prompt": "x", "min_tokens": 3, "max_tokens": 2}, "min_tokens"),
         ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
         ({"prompt": "x", "temperature": -1}, "temperature"),
@@ -222,8 +223,31 @@ def test_null_means_the_default(server):
         ({"prompt": [1, 258]}, "prompt"),
         ({"prompt": [1, 2**40]}, "prompt"),
         ({"prompt": {"a": 1}}, "prompt"),
-        ({"prompt": "x", "echo": True}, "echo"),
-        ({"prompt": "x", "best_of": 2}, "best_of"),
+        ({"prompt": "x", "echo": 1}, "echo"),
+        ({"prompt": "x", "best_of": 2, "n": 3}, "best_of"),
+        ({"prompt": "x", "best_of": 129}, "best_of"),
+        ({"prompt": "x", "best_of": 0, "n": 0}, "best_of"),
+        ({"prompt": "x", "logit_bias": {"999999": 5}}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"-1": 5}}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"AI": -100}}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": [5]}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"5": 10**400}}, "logit_bias"),
+        ({"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids"),
+        ({"prompt": "x", "allowed_token_ids": [258]}, "allowed_token_ids"),
+        ({"prompt": "x", "stop_token_ids": [258]}, "stop_token_ids"),
+        ({"prompt": "x", "bad_words": [""]}, "bad_words"),
+        ({"prompt": "x", "bad_words": "x"}, "bad_words"),
+        ({"prompt": "x", "prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt": "x", "echo": True, "logprobs": 21}, "logprobs"),
+        ({"prompt": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"prompt": "x", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"prompt": "x", "request_id": ""}, "request_id"),
+        ({"prompt": "x", "request_id": "a\r\nb"}, "request_id"),
+        ({"prompt": "x", "cache_salt": ""}, "cache_salt"),
+        ({"prompt": "x", "guided_regex": "a*"}, "guided_regex"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "stop_token_ids": ["a"]}, "stop_token_ids[0]"),
         ({"prompt": "x", "priority": "high"}, "priority"),
@@ -254,6 +278,12 @@ def test_bad_fields_are_refused_by_name(server, body, param):
         ({"max_completion_tokens": 600}, "max_completion_tokens"),
         ({"max_tokens": 600}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"chat_template": "{{ messages[0].content }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"documents": ["x"]}, "documents[0]"),
         ({"logprobs": True, "top_logprobs": 50}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -266,13 +296,29 @@ def test_bad_chat_fields_are_refused_by_name(server, body, param):
     assert response.error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "x", "best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_by_name(server, body, param):
+    response = server.complete(**body)
+    assert (response.status, response.error["param"]) == (400, param)
+
+
 def test_values_that_change_nothing_are_accepted_for_what_is_not_supported(server):
     assert server.chat(max_tokens=1, tools=[], tool_choice="none", response_format={"type": "text"}).status == 200
 
 
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b"[]", b'"x"', b"null", b'{"prompt": "x", "temperature": NaN}', b'{"prompt": Infinity}',
-            b"\xff\xfe", b'{"prompt": "x"} trailing', b"[" * 100_000]
+            b"\xff\xfe", b'{"prompt": "x"} trailing', b"[" * 100_000, b'{"prompt": "\\ud800"}',
+            b'{"prompt": "x", "user": "\\udc00\\ud800"}', b'{"prompt": "x", "\\ud83d": 1}',
+            b'{"prompt": "\xed\xa0\x80"}',
+            b'{"prompt": "x", "temperature": 1e999}', b'{"prompt": "x", "unknown": -Infinity}']
 )  # fmt: skip
 def test_what_is_no_json_object_is_refused(server, raw):
     response = server.request("POST", "/v1/completions", raw)

@@ -44,6 +44,72 @@ def test_chat_with_n_and_logprobs(client):
     assert usage == whole.usage.model_copy(update={"prompt_tokens_details": usage.prompt_tokens_details})
 
 
+def test_echo_and_scoring(client):
+    body = {"model": "scripted", "prompt": ["Hello", "you"], "echo": True, "logprobs": 1}
+    whole = client.completions.create(**body, max_tokens=0)
+    assert [choice.text for choice in whole.choices] == ["Hello", "you"]
+    assert [choice.logprobs.token_logprobs for choice in whole.choices] == [[None, -1, -2, -3, -4], [None, -1, -2]]
+    assert whole.usage.completion_tokens == 0
+    texts = ["", ""]
+    for chunk in client.completions.create(**body, max_tokens=3, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            assert len(choice.logprobs.tokens) == len(choice.logprobs.text_offset)
+    whole = client.completions.create(**body, max_tokens=3)
+    assert texts == [choice.text for choice in whole.choices]
+
+
+def test_openais_own_fields(client):
+    whole = client.completions.create(
+        model="scripted", prompt="x", max_tokens=3, best_of=3, n=2, logit_bias={"65": -5}, user="me", presence_penalty=0
+    )
+    assert len(whole.choices) == 2
+    chat = client.chat.completions.create(
+        model="scripted",
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+            {"role": "assistant", "content": "Yes?", "name": "a"},
+            {"role": "user", "content": "Go on", "name": "u"},
+        ],
+        max_completion_tokens=4,
+        reasoning_effort="low",
+        logprobs=True,
+        top_logprobs=2,
+        metadata={"a": "b"},
+        store=False,
+    )
+    assert chat.usage.completion_tokens == 4
+    assert [entry.top_logprobs for entry in chat.choices[0].logprobs.content] == [[]] * 4
+    assert chat.usage.prompt_tokens_details.cached_tokens % 16 == 0
+
+
+def test_answers_and_chunks_are_what_the_sdk_declares_them_to_be(client):
+    """The SDK takes what comes; its own models, asked strictly, do not. None in, all declared fields well-typed."""
+    messages = [{"role": "user", "content": "Hi"}]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for create, prompt in (
+        (client.completions.create, {"prompt": "x", "logprobs": 1, "echo": True}),
+        (client.chat.completions.create, {"messages": messages, "logprobs": True}),
+    ):
+        body = {"model": "scripted", "max_tokens": 3, **prompt}
+        answers = [create(**body), *create(**body, stream=True, stream_options=options)]
+        for answer in answers:
+            assert_well_typed(answer)
+
+
+def assert_well_typed(answer):
+    told = answer.model_dump()
+    if told["object"] == "text_completion":
+        # Declared as numbers, and documented as null for the first token of an echo.
+        for choice in told["choices"]:
+            if choice["logprobs"]:
+                for name in ("token_logprobs", "top_logprobs"):
+                    choice["logprobs"][name] = [value for value in choice["logprobs"][name] if value is not None]
+            choice["finish_reason"] = choice["finish_reason"] or "stop"  # declared as never null, and null in streams
+    type(answer).model_validate(told, strict=True)
+
+
 def test_extra_fields_and_errors(client):
     answer = client.completions.create(model="scripted", prompt="x", max_tokens=2, extra_body={"top_k": 5})
     assert len(answer.choices[0].text) == 2

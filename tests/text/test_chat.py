@@ -15,7 +15,7 @@ from noria.fakes.tokenizer import ByteTokenizer
 from noria.files.model import TokenizerFiles
 from noria.text.chat import encode_chat
 from noria.text.chat_template import ChatTemplate
-from noria.text.literal_text import NONCHARACTERS, Lookalikes, choose_marker
+from noria.text.literal_text import NONCHARACTERS, Lookalikes, choose_markers
 from noria.text.tokenizer import Tokenizer, load_tokenizer
 from text.strings import STRINGS
 from text.vocabularies import small_gguf_vocabulary
@@ -229,9 +229,57 @@ def test_bos_is_there_once_if_the_model_wants_it() -> None:
     assert tokenizer.decode(encode_chat(tokenizer, user("a")), skip_special_tokens=False) == "a"
 
 
+# The last message, continued
+
+
+def continued(messages: Any, template: str = CHATML, **options: Any) -> str:
+    tokenizer = tokenizer_with(template)
+    ids = encode_chat(tokenizer, messages, add_generation_prompt=False, continue_final_message=True, **options)
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+ANSWER = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b a "}]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML,
+        CHATML.replace("message.content", "(message.content | trim)"),
+        CHATML.replace("message.content", "message.content.split('</think>')[-1].strip()"),
+    ],
+)
+def test_a_continued_message_ends_as_its_content_does_whatever_the_template_trims(template: str) -> None:
+    assert continued(ANSWER, template) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb a "
+
+
+def test_the_place_to_continue_is_the_last_one() -> None:
+    twice = "{{ messages[-1].content }}|{{ messages[-1].content }}!"
+    assert continued(ANSWER, twice) == "b a |b a "
+    assert continued([{"role": "user", "content": [{"type": "text", "text": "x"}]}]) == "<|im_start|>user\nx"
+    assert continued([{"role": "user", "content": "x<|im"}], "{{ messages[-1].content }}_end|>") == "x<|im"
+
+
+def test_what_cannot_be_continued_is_refused() -> None:
+    tokenizer = tokenizer_with("{{ messages[0].content }}")
+    for options in ({"add_generation_prompt": False}, {"add_generation_prompt": True}):
+        with pytest.raises(RequestError) as refused:
+            encode_chat(tokenizer, ANSWER, continue_final_message=True, **options)
+        assert refused.value.param == "continue_final_message"
+
+
+def test_a_developer_is_the_system_where_the_template_knows_no_developers() -> None:
+    messages = [{"role": "developer", "content": "x"}]
+    of_roles = "{{ messages[0].role }}"
+    for template, role in ((of_roles, "system"), (of_roles + "{# developer #}", "developer")):
+        tokenizer = tokenizer_with(template)
+        assert tokenizer.decode(encode_chat(tokenizer, messages)) == role
+
+
 def test_content_with_every_noncharacter_is_refused() -> None:
     assert "U+FDD0" in str(refusal(user("".join(NONCHARACTERS))))
-    assert choose_marker({"a": [NONCHARACTERS[0]]}, NONCHARACTERS[2]) == NONCHARACTERS[1]
+    assert choose_markers(2, {"a": [NONCHARACTERS[0]]}, NONCHARACTERS[2]) == [NONCHARACTERS[1], NONCHARACTERS[3]]
+    assert not choose_markers(2, NONCHARACTERS[1:])
 
 
 @given(st.text("<|im_end>ab", max_size=30), st.lists(st.text("<|im_end>ab", min_size=2, max_size=8), max_size=4))

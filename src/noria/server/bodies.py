@@ -1,9 +1,10 @@
 """What clients send: request bodies as msgspec structs, and how bytes become one of them.
 
-Decoding goes in three steps: bytes to plain JSON values (strict: no NaN), unknown fields set aside (they are named
-in a response header), the rest converted to the struct of the endpoint. Every problem is an `ApiError` 400 that
-names the field. Fields that OpenAI or other servers know and we do not support yet are refused by name, unless they
-have a value that changes nothing.
+Decoding goes in three steps: bytes to plain JSON values (strict: no NaN, no number beyond a float's range, no lone
+surrogate), unknown fields set aside (they are named in a response header), the rest converted to the struct of the
+endpoint. Every problem is an `ApiError` 400 that names the field. Fields that OpenAI or other servers know and we do
+not support yet are refused by name, unless they have a value that changes nothing. What a value means is the business
+of the endpoints (`noria.server.api`) and of `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from noria.sampling import SamplingParams
 from noria.server.errors import ApiError
 from noria.server.gate import check_depth
 
@@ -41,10 +41,20 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
     # Accepted because clients send them; nothing here depends on them.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -52,25 +62,18 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-
-    def sampling(self, *, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
-        """The sampling parameters. Raises `RequestError` naming the field that is out of bounds."""
-        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
-        given |= {"logprobs": logprobs, "max_tokens": max_tokens}
-        given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        given["stop_token_ids"] = tuple(self.stop_token_ids or ())
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    prompt_cache_retention: str | None = None
+    spaces_between_special_tokens: bool | None = None  # texts have the spaces that their tokens have, and no others
 
     @property
     def wants_usage(self) -> bool:
         """Whether a stream should end with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-
-_SAMPLING_FIELDS = (
-    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "seed", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
-)  # fmt: skip
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every chunk of a stream should tell the usage so far."""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class CompletionBody(GenerationBody, kw_only=True):
@@ -78,6 +81,8 @@ class CompletionBody(GenerationBody, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -89,37 +94,39 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 _NOT_YET: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
+    "ebnf": (),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
+    "grammar": ("",),
+    "guided_choice": ([],),
+    "guided_grammar": ("",),
+    "guided_json": (),
+    "guided_regex": ("",),
+    "json_schema": (),
+    "length_penalty": (1.0,),
+    "logits_processors": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "request_id": (),
+    "regex": ("",),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
+    "stop_regex": ("", []),
     "structured_outputs": (),
     "suffix": ("",),
+    "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -156,7 +163,7 @@ def as_field_error(message: str) -> ApiError:
     """msgspec says "Expected `int | null`, got `str` - at `$.max_tokens`": the path becomes `param`."""
     found = re.search(r" - at `\$\.?([^`]*)`$", message)
     if found:
-        param = found[1]
+        param = found[1].replace("[...]", "")  # some value of a map
         return ApiError(400, f"{param}: {message[: found.start()]}", param=param, code="invalid_type")
     found = re.search(r"missing required field `([^`]*)`", message)
     if found:

@@ -2,121 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from noria.core.plan import TokenLogprobs
 from noria.sampling import SamplingParams
+from noria.server.api import GenerationApi
 from noria.server.bodies import ChatBody
-from noria.server.envelope import TEXT_MARK, ChunkTemplate, Envelope
+from noria.server.envelope import TEXT_MARK
 from noria.server.errors import ApiError
-from noria.server.generation import Generation, News, Usage
+from noria.server.generation import Generation, News
 from noria.server.served import ServedModel
 from noria.text.chat import encode_chat
 
 
-class ChatApi:
+class ChatApi(GenerationApi):
     """How one request to this endpoint is understood and answered."""
 
+    ID_PREFIX, ANSWER_KIND, CHUNK_KIND = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
     def __init__(self, body: ChatBody, model: ServedModel) -> None:
-        self.body = body
+        super().__init__(body, model)
+        self._chat = body
+        self.renamed |= {"prompt": "messages", "logprobs": "top_logprobs"}
+        self._max_tokens = body.max_tokens
+        if body.max_completion_tokens is not None:
+            self._max_tokens = body.max_completion_tokens
+            self.renamed["max_tokens"] = "max_completion_tokens"
         self._request_template = model.request_template(body.chat_template)
         if "chat_template" in (body.chat_template_kwargs or {}):
-            raise ApiError(
-                400,
-                "chat_template_kwargs are variables for the template; a template is a field of its own",
-                param="chat_template_kwargs.chat_template",
-                code="invalid_value",
-            )
-        self.renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
-        self._tokenizer = model.tokenizer
-        self._max_model_len = model.max_model_len
-        self._envelope = Envelope("chatcmpl", model.name)
-        self.call_id = self._envelope.call_id
-        self._templates: dict[int, ChunkTemplate] = {}
-        if body.max_completion_tokens is not None:
-            self.renamed["max_tokens"] = "max_completion_tokens"
+            param = "chat_template_kwargs.chat_template"
+            raise ApiError(400, f"{param}: a template is no variable of itself", param=param, code="invalid_value")
 
     def sampling(self) -> SamplingParams:
-        body = self.body
+        body = self._chat
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value")
-        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        return body.sampling(logprobs=(body.top_logprobs or 0) if body.logprobs else None, max_tokens=max_tokens)
-
-    def encode_prompts(self) -> list[list[int]]:
-        generation_prompt = self.body.add_generation_prompt
-        return [
-            encode_chat(
-                self._tokenizer,
-                self.body.messages,
-                add_generation_prompt=True if generation_prompt is None else generation_prompt,
-                template=self._request_template,
-                template_kwargs=self.body.chat_template_kwargs,
-                max_num_tokens=self._max_model_len,
-            )
-        ]
-
-    def opening(self, num_choices: int) -> list[bytes]:
-        """A chunk for each choice that says who speaks."""
-        return [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(num_choices)]
-
-    def chunk(self, news: News) -> bytes:
-        """One chunk for one piece of news."""
-        if news.is_plain and news.text:
-            return self._template(news.choice).fill(news.text)
-        return self._chunk(
-            news.choice,
-            {"content": news.text} if news.text else {},
-            logprobs=None if news.logprobs is None else self._logprobs(news.logprobs),
-            finish_reason=news.finish_reason,
-            stop_reason=news.stop_reason,
+        return self._make_sampling(
+            n=body.n,
+            max_tokens=self._max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
         )
 
-    def _template(self, choice: int) -> ChunkTemplate:
-        """For chunks of that choice with nothing but a text."""
-        template = self._templates.get(choice)
-        if template is None:
-            plain = self._choice(choice, {"content": TEXT_MARK}, stop_reason=None)
-            template = self._templates[choice] = self._envelope.template("chat.completion.chunk", plain)
-        return template
+    def encode_prompts(self) -> list[list[int]]:
+        body = self._chat
+        continues = bool(body.continue_final_message)
+        token_ids = encode_chat(
+            self._tokenizer,
+            body.messages,
+            add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+            continue_final_message=continues,
+            template=self._request_template,
+            template_kwargs=self._template_variables(),
+            # What is cut off need not fit.
+            max_num_tokens=self._model.max_model_len if body.truncate_prompt_tokens is None else None,
+        )
+        return [self._truncated(token_ids, self._max_tokens)]
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._envelope.encode("chat.completion.chunk", [], usage)
+    def opening(self, generation: Generation) -> list[bytes]:
+        """A chunk for each choice that says who speaks."""
+        super().opening(generation)
+        first = self._prompt_extensions(generation)
+        chunks = []
+        for choice in range(len(generation.outputs)):
+            chunks.append(self._chunk(self._choice(choice, {"role": "assistant", "content": ""}), **first))
+            first = {}
+        return chunks
 
     def answer(self, generation: Generation) -> bytes:
-        choices = [
-            {
+        choices = []
+        for i, output in enumerate(generation.outputs):
+            choice = {
                 "index": i,
                 "message": {"role": "assistant", "content": output.text, "refusal": None},
-                "logprobs": None if output.logprobs is None else self._logprobs(output.logprobs),
+                "logprobs": None if output.logprobs is None else self._texts.chat(output.logprobs),
                 "finish_reason": output.finish_reason,
                 "stop_reason": output.stop_reason,
             }
-            for i, output in enumerate(generation.outputs)
-        ]
-        return self._envelope.encode("chat.completion", choices, generation.usage)
+            choices.append(choice | self._token_ids(output.token_ids))
+        extensions = self._prompt_extensions(generation)
+        if self._chat.prompt_logprobs is not None:
+            [result] = generation.results
+            extensions["prompt_logprobs"] = self._texts.prompt(result.prompt_logprobs or (), self._chat.prompt_logprobs)
+        return self._envelope.encode(self.ANSWER_KIND, choices, generation.usage, **extensions)
 
-    def _chunk(self, index: int, delta: dict[str, Any], **rest: Any) -> bytes:
-        return self._envelope.encode("chat.completion.chunk", [self._choice(index, delta, **rest)])
+    def _template_variables(self) -> dict[str, Any]:
+        """What the template may look at besides the messages; fields of their own win over `chat_template_kwargs`."""
+        body = self._chat
+        own = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
+        return (body.chat_template_kwargs or {}) | {name: value for name, value in own.items() if value is not None}
+
+    def _prompt_extensions(self, generation: Generation) -> dict[str, Any]:
+        if not self._chat.return_token_ids:
+            return {}
+        return {"prompt_token_ids": generation.results[0].prompt_token_ids}
+
+    def _token_ids(self, token_ids: Any) -> dict[str, Any]:
+        return {"token_ids": token_ids} if self._chat.return_token_ids else {}
+
+    def _plain_choice(self, choice: int) -> Any:
+        return self._choice(choice, {"content": TEXT_MARK}, stop_reason=None)
+
+    def _news_choice(self, news: News) -> Any:
+        return self._choice(
+            news.choice,
+            {"content": news.text} if news.text else {},
+            logprobs=None if news.logprobs is None else self._texts.chat(news.logprobs),
+            finish_reason=news.finish_reason,
+            stop_reason=news.stop_reason,
+            **self._token_ids(news.token_ids),
+        )
 
     def _choice(self, index: int, delta: dict[str, Any], **rest: Any) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | rest
-
-    def _logprobs(self, positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        return {
-            "content": [
-                self._token(position.token_id, position.logprob)
-                | {"top_logprobs": [self._token(token_id, value) for token_id, value in position.top]}
-                for position in positions
-            ],
-            "refusal": None,
-        }
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        """A token's text, and its exact bytes: half a character has bytes, but no text."""
-        return {
-            "token": self._tokenizer.decode([token_id], skip_special_tokens=False),
-            "logprob": logprob,
-            "bytes": list(self._tokenizer.token_bytes(token_id)),
-        }

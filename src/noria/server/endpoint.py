@@ -15,22 +15,22 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
 from noria.config import SchedulerConfig, ServerOptions
 from noria.core.admission import check_priority
 from noria.errors import EngineError
-from noria.kv.prefix import PrefixKey
 from noria.observe.calls import Outcome
 from noria.sampling import SamplingParams
 from noria.server.access import tenant_of
+from noria.server.api import GenerationApi
 from noria.server.bodies import ChatBody, GenerationBody, decode_body
 from noria.server.calls import Call, call_of
 from noria.server.errors import ApiError, as_api_error
 from noria.server.gate import check_call, check_json
-from noria.server.generation import Generation, News, Usage
+from noria.server.generation import Generation
 from noria.server.request_body import discard
 from noria.server.served import ServedModel
 from noria.server.state import ServerState
@@ -44,20 +44,6 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class Api(Protocol):
-    """What an endpoint speaks: see `noria.server.completions` and `noria.server.chat`."""
-
-    renamed: dict[str, str]
-    call_id: str
-
-    def sampling(self) -> SamplingParams: ...
-    def encode_prompts(self) -> list[list[int]]: ...
-    def opening(self, num_choices: int) -> list[bytes]: ...
-    def chunk(self, news: News) -> bytes: ...
-    def usage_chunk(self, usage: Usage) -> bytes: ...
-    def answer(self, generation: Generation) -> bytes: ...
-
-
 class GenerationEndpoint:
     """An ASGI application for one route. `make_api` builds the endpoint's own part from a decoded body."""
 
@@ -65,7 +51,7 @@ class GenerationEndpoint:
         self,
         state: ServerState,
         body_type: type[Any],
-        make_api: Callable[[Any, ServedModel], Api],
+        make_api: Callable[[Any, ServedModel], GenerationApi],
     ) -> None:
         self._state = state
         self._body_type = body_type
@@ -100,7 +86,7 @@ class GenerationEndpoint:
         if not answering.cancelled():
             answering.result()
 
-    def prepare(self, raw: bytes) -> tuple[GenerationBody, Api, list[str]]:
+    def prepare(self, raw: bytes) -> tuple[GenerationBody, GenerationApi, list[str]]:
         """Everything that can be refused before anything is started."""
         state = self._state
         state.check_ready()
@@ -167,38 +153,44 @@ class _Answer:
             if body.stream:
                 await self._stream(body, api, prompts, sampling)
             else:
-                with self._generation(body, prompts, sampling) as generation:
+                with self._generation(body, api, prompts, sampling) as generation:
                     await generation.wait()
                     await _send_json(self._send, 200, api.answer(generation), self._headers)
             self._call.note_answered()
         except Exception as error:
             await self._fail(as_api_error(error, renamed), error)
 
-    async def _understand(self) -> tuple[GenerationBody, Api, list[str]]:
+    async def _understand(self) -> tuple[GenerationBody, GenerationApi, list[str]]:
         prepare = partial(self._endpoint.prepare, self._raw)
         return await self._endpoint.text_work.run(prepare, num_bytes=len(self._raw))
 
-    async def _encode_prompts(self, body: GenerationBody, api: Api) -> list[list[int]]:
+    async def _encode_prompts(self, body: GenerationBody, api: GenerationApi) -> list[list[int]]:
         work = self._endpoint.text_work
         if isinstance(body, ChatBody):
             return await work.run_chat(api.encode_prompts, is_foreign=body.chat_template is not None)
         return await work.run(api.encode_prompts, num_bytes=len(self._raw))
 
     def _generation(
-        self, body: GenerationBody, prompts: list[list[int]], sampling: SamplingParams, **limits: Any
+        self,
+        body: GenerationBody,
+        api: GenerationApi,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        **limits: Any,
     ) -> Generation:
-        assert self._call.call_id is not None
         self._call.generation = self._endpoint.generation(
             prompts,
             sampling,
-            call_id=self._call.call_id,
+            call_id=api.call_id,
             priority=body.priority or 0,
-            prefix_key=PrefixKey(tenant=self._tenant),
+            prefix_key=api.prefix_key(self._tenant),
             **limits,
         )
         return self._call.generation
 
-    async def _stream(self, body: GenerationBody, api: Api, prompts: list[list[int]], sampling: SamplingParams) -> None:
+    async def _stream(
+        self, body: GenerationBody, api: GenerationApi, prompts: list[list[int]], sampling: SamplingParams
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
 
@@ -211,15 +203,14 @@ class _Answer:
                 _cut(self._transport)
 
         limits = {"max_pending": self._endpoint.options.max_stream_backlog, "on_overflow": give_up}
-        with self._generation(body, prompts, sampling, **limits) as generation:
+        with self._generation(body, api, prompts, sampling, **limits) as generation:
             await generation.accepted()  # a refusal must have its own status, so nothing is sent before
             await self._start_stream()
-            await self._send_events(api.opening(len(generation.outputs)))
+            await self._send_events(api.opening(generation))
             async with _kept_alive(self._keep_alive, self._endpoint.options.sse_keep_alive_interval):
                 async for bunch in generation.news():
-                    await self._send_events([api.chunk(news) for news in bunch if news.is_worth_telling])
-            if body.wants_usage:
-                await self._send_events([api.usage_chunk(generation.usage)])
+                    await self._send_events(api.chunks(bunch))
+            await self._send_events(api.closing())
             await self._end_stream()
 
     async def _start_stream(self) -> None:

@@ -22,15 +22,19 @@ _encode = msgspec.json.Encoder().encode
 class Envelope:
     """Encodes choices as one JSON object. `prefix` begins the call's id, as clients expect of each endpoint."""
 
-    def __init__(self, prefix: str, model: str) -> None:
+    def __init__(self, prefix: str, model: str, request_id: str | None = None) -> None:
+        """`request_id` is the client's name for the call, if it has one. It is told to the client and used nowhere."""
         self.call_id = uuid.uuid4().hex
         """Never a client's: two calls may bring the same one. The engine's names for the sequences begin with it."""
-        self._id = f"{prefix}-{self.call_id}"
+        self._id = f"{prefix}-{request_id or self.call_id}"
         self._created = int(time.time())
         self._model = model
 
-    def encode(self, kind: str, choices: Sequence[Any], usage: Usage | None = None) -> bytes:
-        """`kind` is the object's type in OpenAI's words; `usage` is left out when it is None."""
+    def encode(self, kind: str, choices: Sequence[Any], usage: Usage | None = None, **extensions: Any) -> bytes:
+        """`kind` is the object's type in OpenAI's words; `usage` is left out when it is None.
+
+        `extensions` are further fields, which clients of OpenAI's API do not know.
+        """
         content: dict[str, Any] = {
             "id": self._id,
             "object": kind,
@@ -40,7 +44,7 @@ class Envelope:
         }
         if usage is not None:
             content["usage"] = usage
-        return msgspec.json.encode(content)
+        return _encode(content | extensions if extensions else content)
 
     def template(self, kind: str, choice: Any) -> ChunkTemplate:
         """For chunks that are `choice` but for a text, in whose place it has `TEXT_MARK`."""
@@ -51,7 +55,7 @@ class ChunkTemplate:
     """An encoded chunk with a place for a text."""
 
     def __init__(self, encoded: bytes) -> None:
-        # From the right: choices come last, so a model's name can hold what it likes.
+        # From the right: choices come last, so a model's name and a client's id can hold what they like.
         self._before, _, self._after = encoded.rpartition(msgspec.json.encode(TEXT_MARK))
 
     def fill(self, text: str) -> bytes:

@@ -27,10 +27,6 @@ MAX_SEQUENCES = 1024
 """Of one call: its prompts times `n`. All of them are made and submitted in one turn of the event loop."""
 
 
-SHARED_PREFIXES = PrefixKey()
-"""Of nobody in particular: all who bring it find each other's KV."""
-
-
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
@@ -49,13 +45,11 @@ class News(msgspec.Struct, frozen=True):
 
     choice: int
     text: str
+    token_ids: tuple[int, ...]
+    """Those that count; their text may still be held back, for a stop string or a character to be completed."""
     logprobs: tuple[TokenLogprobs, ...] | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
-
-    @property
-    def is_worth_telling(self) -> bool:
-        return bool(self.text or self.logprobs or self.finish_reason)
 
     @property
     def is_plain(self) -> bool:
@@ -76,7 +70,7 @@ class Generation:
         *,
         call_id: str,
         priority: int = 0,
-        prefix_key: PrefixKey = SHARED_PREFIXES,
+        prefix_key: PrefixKey,
         max_pending: int | None = None,
         on_overflow: Callable[[], None] | None = None,
     ) -> None:
@@ -97,6 +91,8 @@ class Generation:
         self.results = [RequestOutput(prompt_token_ids=prompt) for prompt in prompts]
         self.first_token_s: float | None = None
         """When the first token came, on the monotonic clock."""
+        self._sampling = sampling
+        self._withheld: list[list[News]] = [[] for _ in prompts]
         self._choices: dict[str, tuple[int, SequenceCollector]] = {}
         requests = []
         for number, result in enumerate(self.results):
@@ -144,15 +140,36 @@ class Generation:
     async def news(self) -> AsyncIterator[list[News]]:
         """Everything that is new, bunch by bunch, until all sequences have ended.
 
+        If the log-probabilities of prompts are wanted, those of a prompt are known before there is news of its choices.
         Raises `EngineError`, or `UnavailableError` if there was no place for a sequence or its time was over.
         """
         async for events in self._stream:
-            yield [self._take(event) for event in events if not self._is_over(event)]
+            bunch = [self._take(event) for event in events if not self._is_over(event)]
+            yield bunch if self._sampling.prompt_logprobs is None else self._behind_prompts(bunch)
 
     async def wait(self) -> None:
         """Runs to the end without looking at the news."""
         async for _ in self.news():
             pass
+
+    def _behind_prompts(self, bunch: Sequence[News]) -> list[News]:
+        """Keeps news back while a prompt is incomplete: the first of its sequences is computing it for the others."""
+        numbers: dict[int, None] = {}
+        for news in bunch:
+            number = news.choice // self._sampling.n
+            self._withheld[number].append(news)
+            numbers[number] = None
+        told: list[News] = []
+        for number in numbers:
+            result = self.results[number]
+            # A sequence may end early; then what is not known will not be.
+            if (
+                len(result.prompt_logprobs or ()) == result.num_prompt_tokens
+                or result.outputs[0].finish_reason is not None
+            ):
+                told += self._withheld[number]
+                self._withheld[number] = []
+        return told
 
     def _is_over(self, event: RequestEvent) -> bool:
         """Whether the event belongs to a sequence that a stop string has ended already."""
@@ -168,5 +185,6 @@ class Generation:
         output = collector.output
         if output.finish_reason is not None and event.finish_reason is None:
             self._engine.finish(self._stream, event.request_id, FinishReason.STOP)  # a stop string: it is news there
+        token_ids = event.token_ids[: delta.num_tokens]
         logprobs = None if output.logprobs is None else event.logprobs[: delta.num_tokens]
-        return News(choice, delta.text, logprobs, output.finish_reason, output.stop_reason)
+        return News(choice, delta.text, token_ids, logprobs, output.finish_reason, output.stop_reason)

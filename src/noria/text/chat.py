@@ -14,7 +14,7 @@ from typing import Any
 
 from noria.errors import RequestError
 from noria.text.chat_template import ChatTemplate
-from noria.text.literal_text import Lookalikes, choose_marker
+from noria.text.literal_text import Lookalikes, choose_markers
 from noria.text.tokenizer import Tokenizer, check_size
 
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -26,6 +26,7 @@ def encode_chat(
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     template: ChatTemplate | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     max_num_tokens: int | None = None,
@@ -33,8 +34,9 @@ def encode_chat(
     """Token ids of a conversation as the model's chat template writes it, with the BOS the model wants (once).
 
     `messages` are those of OpenAI's API; `template_kwargs` are further variables for the template (`tools`, ...), and
-    `template` stands in for the model's own. With `max_num_tokens`, a text that must have more is refused before it is
-    tokenized. Raises `RequestError` naming the field (such as "messages[0].content") when they are not.
+    `template` stands in for the model's own. With `continue_final_message` the text ends where the content of the last
+    message does, so that the model goes on writing it. With `max_num_tokens`, a text that must have more is refused
+    before it is tokenized. Raises `RequestError` naming the field (such as "messages[0].content") when they are not.
     """
     template = template or tokenizer.chat_template
     if template is None:
@@ -42,20 +44,52 @@ def encode_chat(
             "this model has no chat template, so it cannot take messages; send a prompt as a completion instead",
             param="messages",
         )
-    checked = check_messages(messages)
+    if continue_final_message and add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other: the last message is either "
+            "continued or answered",
+            param="continue_final_message",
+        )
+    checked = [_with_known_role(message, template) for message in check_messages(messages)]
     kwargs = dict(template_kwargs or {})
-    marker = choose_marker(checked, kwargs, template.source)
-    if marker is None:
-        raise RequestError("messages use every noncharacter from U+FDD0 to U+FDEF; leave one out", param="messages")
+    markers = choose_markers(2, checked, kwargs, template.source)
+    if not markers:
+        raise RequestError(
+            "messages use nearly every noncharacter from U+FDD0 to U+FDEF; leave two out", param="messages"
+        )
+    marker, end_marker = markers
     lookalikes = _lookalikes(tokenizer.special_token_texts)
+    broken = [_break_message(message, lookalikes, marker) for message in checked]
+    if continue_final_message:
+        broken[-1]["content"] += end_marker
     text = template.render(
-        [_break_message(message, lookalikes, marker) for message in checked],
+        broken,
         add_generation_prompt=add_generation_prompt,
         template_kwargs=lookalikes.break_in(kwargs, marker, whole_values=False),
     )
+    if continue_final_message:
+        text = _until_last(end_marker, text)
     if max_num_tokens is not None:
         check_size(text.replace(marker, ""), tokenizer, max_num_tokens, param="messages")
     return tokenizer.encode_rendered(text, marker=marker)
+
+
+def _with_known_role(message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
+    """OpenAI's newer word for the system's role becomes the older one where the template does not know it."""
+    if message["role"] == "developer" and "developer" not in template.source:
+        return message | {"role": "system"}
+    return message
+
+
+def _until_last(end_marker: str, text: str) -> str:
+    """The text up to where the last message's content ended. The mark stands for it whatever the template trims."""
+    end = text.rfind(end_marker)
+    if end < 0:
+        raise RequestError(
+            "continue_final_message: the chat template does not write the content of the last message as it is",
+            param="continue_final_message",
+        )
+    return text[:end].replace(end_marker, "")
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

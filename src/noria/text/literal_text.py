@@ -18,12 +18,13 @@ NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 """Code points that Unicode sets aside for use inside a program, never for text."""
 
 
-def choose_marker(*values: Any) -> str | None:
-    """A noncharacter that occurs in none of the strings in `values` (nested lists and mappings), or None."""
+def choose_markers(number: int, *values: Any) -> Sequence[str]:
+    """So many noncharacters that occur in none of the strings in `values` (nested lists and mappings), or none."""
     used: set[str] = set()
     for text in _strings(values):
         used.update(re.findall("[\ufdd0-\ufdef]", text))
-    return next((c for c in NONCHARACTERS if c not in used), None)
+    unused = [c for c in NONCHARACTERS if c not in used]
+    return unused[:number] if len(unused) >= number else ()
 
 
 class Lookalikes:
