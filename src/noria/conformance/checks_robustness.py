@@ -280,13 +280,3 @@ def slow_body(server: Server) -> None:
             time.sleep(0.15)
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     expect(b" 200" in received.split(b"\r\n")[0], f"answered with {received[:80]!r}")
-
-
-@THEME.check("names of headers may be written in any case", Source.HTTP)
-def header_case(server: Server) -> None:
-    body = json.dumps(COMPLETIONS.body(server.model, {"max_tokens": 1})).encode()
-    headers = {"CONTENT-LENGTH": str(len(body)), "cOnNeCtIoN": "close"}
-    with server.socket() as connection:
-        connection.sendall(server.head("POST", COMPLETIONS.path, headers) + body)
-        received = b"".join(iter(lambda: connection.recv(65536), b""))
-    expect(b" 200" in received.split(b"\r\n")[0], f"answered with {received[:80]!r}")
