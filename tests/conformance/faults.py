@@ -31,7 +31,7 @@ FAULTS: dict[str, str] = {
     "json-nan": "lenient-json",
     "json-huge-number": "accept:temperature",
     "json-not-utf-8": "lenient-json",
-    "json-deep": "lenient-json",
+    "json-deep": "crash-on-nesting",
     "json-deep-unknown": "crash-on-nesting",
     "json-lone-surrogate": "crash-on-surrogates",
     "json-whitespace": "no-leading-space",

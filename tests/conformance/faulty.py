@@ -2,9 +2,10 @@
 
 `faults.py` says which fault each check must find. Besides the names that stand in the code, a fault may be
 
-    ignore:FIELD, accept:FIELD, refuse:FIELD     what becomes of a field, or of its bad values
-    header:NAME=VALUE                            in every response
-    WHERE:PATH=JSON, WHERE:-PATH                 puts a value into a body, or takes it out; `;` joins several. WHERE is
+    ignore:FIELD, accept:FIELD     the field, or a bad value of it, is passed over
+    refuse:FIELD, forbid:FIELD     it is refused, without or with its name
+    header:NAME=VALUE              in every response
+    WHERE:PATH=JSON, WHERE:-PATH   puts a value into a body, or takes it out; `;` joins several. WHERE is
                                                  answer, chunk, first (chunk), usage-chunk, error, models or card
 """
 
@@ -72,7 +73,7 @@ class Exchange:
         if keys != [f"Bearer {KEY}".encode()] and "no-keys" not in self.faults:
             raise Refused(None, "the key is wrong", 401)
         path, method = self.scope["path"], self.scope["method"]
-        if path in ("/v1/completions", "/v1/chat/completions"):
+        if path == "/v1/completions" or (path == "/v1/chat/completions" and "no-chat" not in self.faults):
             if method != "POST":
                 raise Refused(None, "only POST", 405)
             await self.generate(is_chat="chat" in path)
@@ -145,6 +146,8 @@ class Exchange:
         if "depends-on-others" in self.faults and self.app.num_active > 1:
             for result in results:
                 result.text = result.text[::-1]
+        if "wedged-by-leavers" in self.faults and not body.get("stream"):
+            await self.notice_leavers()
         if self.app.is_wedged:
             raise Refused(None, "wedged", 503)
         if (body.get("stream") or "always-stream" in self.faults) and "never-stream" not in self.faults:
@@ -230,14 +233,18 @@ class Exchange:
             chunk = self.altered(where, self.altered("first", chunk) if number == 0 else chunk)
             await self.write(f"data: {json.dumps(chunk)}{end}".encode())
         if "wedged-by-leavers" in self.faults:
-            await asyncio.sleep(0.1)
-            try:
-                if (await asyncio.wait_for(self.receive(), 0.01))["type"] == "http.disconnect":
-                    raise ConnectionResetError
-            except TimeoutError:
-                pass
+            await self.notice_leavers()
         done = "" if "no-done" in self.faults else f"data: [DONE]{end}"
         await self.write(done.encode() * (2 if "done-twice" in self.faults else 1), last=True)
+
+    async def notice_leavers(self) -> None:
+        """Raises `ConnectionResetError` if the client has gone."""
+        await asyncio.sleep(0.1)
+        try:
+            if (await asyncio.wait_for(self.receive(), 0.01))["type"] == "http.disconnect":
+                raise ConnectionResetError
+        except TimeoutError:
+            pass
 
     def altered(self, where: str, body: Any) -> Any:
         """The body with what the faults of that place do to it."""
@@ -265,7 +272,7 @@ class Exchange:
         await self.start(status, fields | (headers or {}))
         await self.write(data, last="wrong-length" not in self.faults and "never-ends" not in self.faults)
         if "never-ends" in self.faults:
-            await asyncio.sleep(4)
+            await asyncio.sleep(5)
 
     async def send_error(self, refused: Refused) -> None:
         kind = "invalid_request_error" if refused.status < 500 else "server_error"

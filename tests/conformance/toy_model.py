@@ -8,8 +8,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
-LETTERS = [ord(letter) for letter in "abcdefghijklmnopqrstuvwxyz  AB"]
-"""Token ids are bytes. The space stands twice, so that there are words."""
+LETTERS = [ord(letter) for letter in "abcdefghijklmnopqrstuvwxyz AB"]
+"""Token ids are bytes."""
 VOCAB_SIZE = 256
 CONTEXT = 2000
 
@@ -29,6 +29,7 @@ def log_probabilities(context: list[int]) -> dict[int, float]:
     """Of each letter after this context."""
     rng = random.Random(zlib.crc32(bytes(context)))
     scores = {letter: rng.gauss(0, 2) for letter in LETTERS}
+    scores[ord(" ")] += 2  # so that there are words
     total = math.log(sum(map(math.exp, scores.values())))
     return {letter: score - total for letter, score in scores.items()}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ class Refused(Exception):
 
 
 def number(low: float, high: float) -> Callable[[Any], bool]:
-    return lambda value: type(value) in (int, float) and math.isfinite(float(value)) and low <= value <= high
+    return lambda value: type(value) in (int, float) and low <= value <= high
 
 
 def whole(low: int, high: int) -> Callable[[Any], bool]:
@@ -124,6 +123,8 @@ def check(body: dict[str, Any], known: dict[str, Callable[[Any], bool]], faults:
             continue
         if f"refuse:{name}" in faults:
             raise Refused(None, "no")
+        if f"forbid:{name}" in faults:
+            raise Refused(name, f"{name} is not supported")
         if name not in known:
             if "refuse-unknown" in faults:
                 raise Refused(name, f"{name} is unknown")

@@ -108,14 +108,14 @@ def logprobs_change_nothing(server: Server, endpoint: Endpoint) -> None:
 
 @THEME.check_each("none where none were asked", Source.OPENAI, *BOTH)
 def logprobs_absent(server: Server, endpoint: Endpoint) -> None:
-    choice = server.answer(endpoint)["choices"][0]
-    expect(choice.get("logprobs") is None, f"logprobs are {str(choice['logprobs'])[:80]}")
+    given = server.answer(endpoint)["choices"][0].get("logprobs")
+    expect(given is None, f"logprobs are {str(given)[:80]}")
 
 
 @THEME.check_each("a stream has the same ones as a whole answer", Source.OPENAI, *BOTH, needs=NEEDS)
 def logprobs_stream(server: Server, endpoint: Endpoint) -> None:
     whole = server.answer(endpoint, **wish(endpoint, 1))["choices"][0]["logprobs"]
-    given = [choice["logprobs"] for choice in server.stream(endpoint, **wish(endpoint, 1)).choices()]
+    given = [choice.get("logprobs") for choice in server.stream(endpoint, **wish(endpoint, 1)).choices()]
     tokens = [token for logprobs in given if logprobs for token in token_bytes(endpoint, logprobs)]
     expect(tokens == token_bytes(endpoint, whole), f"tokens {tokens} are streamed")
     streamed = [value for logprobs in given if logprobs for value in values(endpoint, logprobs)]
@@ -128,8 +128,10 @@ def logprobs_stop(server: Server, endpoint: Endpoint) -> None:
     fields, answer = server.long_answer(endpoint)
     text = endpoint.text(answer["choices"][0])
     stop = text[len(text) // 2 :][:2]
-    given = server.needing(NEEDS).answer(endpoint, **fields, stop=stop, **wish(endpoint, 0))
-    count, used = len(values(endpoint, given["choices"][0]["logprobs"])), given["usage"]["completion_tokens"]
+    given = server.needing(NEEDS).answer(endpoint, **fields, stop=stop, **wish(endpoint, 1))
+    logprobs = given["choices"][0].get("logprobs")
+    expect(logprobs, "the choice has no logprobs")
+    count, used = len(values(endpoint, logprobs)), given["usage"]["completion_tokens"]
     expect(count <= used < 16, f"{count} log-probabilities, {used} tokens, where 16 would be without the stop string")
 
 

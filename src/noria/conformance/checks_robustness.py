@@ -67,10 +67,10 @@ def many_fields(server: Server, endpoint: Endpoint) -> None:
     server.must_be_well(endpoint)
 
 
-@THEME.check("a list of prompts that is too long is answered or refused", Source.OURS)
+@THEME.check("a list of two thousand prompts is answered or refused, and does no harm", Source.OURS)
 def many_prompts(server: Server) -> None:
-    response = server.post(COMPLETIONS, prompt=["x"] * 50_000, max_tokens=1)
-    each_status([response], 400, 413, 422, 503)
+    response = server.post(COMPLETIONS, prompt=["x"] * 2000, max_tokens=1)
+    each_status([response], 200, 400, 413, 422, 503)
     server.must_be_well(COMPLETIONS)
 
 
@@ -238,7 +238,7 @@ def keep_alive_after_stream(server: Server) -> None:
 def connection_close(server: Server) -> None:
     with server.socket() as connection:
         connection.sendall(server.head("GET", "/v1/models", {"Connection": "close"}))
-        connection.settimeout(10)
+        connection.settimeout(min(10, server.timeout_s))
         received = b"".join(iter(lambda: connection.recv(65536), b""))  # a time-out if it stays open
     expect(received.startswith(b"HTTP/1.1 200"), f"answered with {received[:60]!r}")
 

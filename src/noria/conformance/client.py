@@ -197,6 +197,9 @@ class Server:
         events = [strict_json(content.encode()) for content in contents[:-1]]
         expect(events, "the stream has no chunks")
         for event in events:
+            expect(
+                isinstance(event, dict) and isinstance(event.get("choices", []), list), f"no chunk: {str(event)[:80]}"
+            )
             expect("error" not in event, f"the stream has an error: {event}")
         return Stream(response.headers, events, response.body)
 
