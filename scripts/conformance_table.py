@@ -4,8 +4,8 @@
     python scripts/conformance_table.py "Noria=noria.json" "vLLM 0.32 (CPU)=vllm.json"
 
 The files are what `noria conformance URL --json` printed. A column that is there already is replaced, others stay as
-they are; a check that a server was not asked has an empty cell. Without files, the list of checks is brought up to date.
-`--check` writes nothing and only says, by its exit code, whether the page lists exactly the checks that there are.
+they are; a check that a server was not asked has an empty cell. Without files, the list of checks is brought up to
+date. `--check` writes nothing and says, by its exit code, whether the page lists exactly the checks that there are.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ class FaultyApp:
         self.faults: frozenset[str] = frozenset()
         self.num_active = 0
         self.is_wedged = False
+        self.num_loading = 0
+        """Requests that are still told to come back later."""
         self._ids = itertools.count()
 
     def switch(self, *faults: str) -> None:
@@ -148,6 +150,9 @@ class Exchange:
                 result.text = result.text[::-1]
         if "wedged-by-leavers" in self.faults and not body.get("stream"):
             await self.notice_leavers()
+        if self.app.num_loading > 0 or "always-loading" in self.faults:
+            self.app.num_loading -= 1
+            raise Refused(None, "loading", 503)
         if self.app.is_wedged:
             raise Refused(None, "wedged", 503)
         if (body.get("stream") or "always-stream" in self.faults) and "never-stream" not in self.faults:

@@ -127,6 +127,17 @@ def test_the_command_prints_a_table_and_its_exit_code_tells_of_failures(peer: Pe
     }
 
 
+def test_the_command_waits_for_a_server_that_is_loading(peer: Peer, capsys: pytest.CaptureFixture[str]):
+    arguments = ["conformance", peer.server.url, "--api-key", KEY, "--only", "chat-shape"]
+    peer.app.switch()
+    peer.app.num_loading = 2
+    assert run(arguments) == 0
+    peer.app.switch("always-loading")
+    assert run([*arguments, "--timeout-s", "0.1"]) == 1
+    peer.app.switch()
+    assert "is not ready: 503" in capsys.readouterr().err
+
+
 def test_what_cannot_be_begun_is_told_in_a_line(peer: Peer, capsys: pytest.CaptureFixture[str]):
     assert run(["conformance", "http://127.0.0.1:1"]) == 1
     assert "nothing answers at http://127.0.0.1:1" in capsys.readouterr().err

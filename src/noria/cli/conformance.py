@@ -29,11 +29,12 @@ def conformance(
     from noria.conformance.client import Server
     from noria.conformance.contract import Outcome
     from noria.conformance.report import as_json, as_lines, summary
-    from noria.conformance.run import Result, find_model, run_checks
+    from noria.conformance.run import Result, find_model, run_checks, wait_until_ready
 
     checks = choose(only)
     server = Server.at(url, api_key=api_key, timeout_s=timeout_s)
     server = replace(server, model=model or find_model(server))
+    wait_until_ready(server)
     width = max(len(check.name) for check in checks)
     themes: set[str] = set()
 

@@ -148,7 +148,7 @@ def max_completion_tokens(server: Server) -> None:
 def tools_none(server: Server) -> None:
     choice = server.answer(CHAT, tools=[TOOL], tool_choice="none")["choices"][0]
     expect(not choice["message"].get("tool_calls"), f"there are calls: {choice['message']}")
-    server.refusal(CHAT, tools="all of them")  # else the field was not looked at
+    server.must_look_at(CHAT, "tools", "all of them")
 
 
 @THEME.check(
@@ -218,7 +218,7 @@ def chat_template(server: Server) -> None:
 @THEME.check("chat_template_kwargs are accepted", Source.EXTENSION, needs=("chat_template_kwargs",))
 def chat_template_kwargs(server: Server) -> None:
     server.answer(CHAT, chat_template_kwargs={"enable_thinking": False})
-    server.refusal(CHAT, chat_template_kwargs="none")  # else the field was not looked at
+    server.must_look_at(CHAT, "chat_template_kwargs", "none")
 
 
 @THEME.check(

@@ -178,7 +178,7 @@ def best_of(server: Server) -> None:
     expect(len(answer["choices"]) == 1, f"{len(answer['choices'])} choices")
     one = server.answer(COMPLETIONS, max_tokens=12)["usage"]["prompt_tokens"]
     expect(answer["usage"]["prompt_tokens"] == one, f"usage is {answer['usage']}")
-    server.refusal(COMPLETIONS, best_of="three")  # else the field was not looked at
+    server.must_look_at(COMPLETIONS, "best_of", "three")
 
 
 @THEME.check("best_of below n is refused", Source.OPENAI)
@@ -194,4 +194,4 @@ def best_of_stream(server: Server) -> None:
 @THEME.check("suffix is honoured or refused by name", Source.OPENAI, needs=("suffix",))
 def suffix(server: Server) -> None:
     server.answer(COMPLETIONS, prompt="def add(a, b):\n", suffix="\n    return c\n")
-    server.refusal(COMPLETIONS, suffix=5)  # else the field was not looked at
+    server.must_look_at(COMPLETIONS, "suffix", 5)

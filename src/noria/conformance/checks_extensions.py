@@ -43,7 +43,7 @@ def ignore_eos(server: Server, endpoint: Endpoint) -> None:
     answer = server.answer(endpoint, ignore_eos=True, max_tokens=40)
     count, reason = answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
     expect((count, reason) == (40, "length"), f"{count} of 40 tokens, finish_reason {reason!r}")
-    server.refusal(endpoint, ignore_eos="perhaps")  # else the field was not looked at
+    server.must_look_at(endpoint, "ignore_eos", "perhaps")
 
 
 @THEME.check_each(
@@ -101,16 +101,17 @@ def bad_words(server: Server, endpoint: Endpoint) -> None:
     text = endpoint.text(answer["choices"][0])
     words = re.findall(r"(?<=\s)[^\W\d_]+(?=\s)", text) or re.findall(r"[^\W\d_]", text)
     expect(words, f"there is no word in {text!r}")
-    cleaned = server.text(endpoint, **fields, bad_words=[words[0]])
-    said = re.search(rf"(?<!\w){re.escape(words[0])}(?!\w)", cleaned)
-    expect(cleaned != text and not said, f"{words[0]!r} is a bad word, and the text is {cleaned!r}")
+    word = max(words, key=len)
+    cleaned = server.text(endpoint, **fields, bad_words=[word])
+    said = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", cleaned)
+    expect(cleaned != text and not said, f"{word!r} is a bad word, and the text is {cleaned!r}")
 
 
 @THEME.check_each("repetition_penalty is looked at", Source.EXTENSION, *BOTH, needs=("repetition_penalty",))
 def repetition_penalty(server: Server, endpoint: Endpoint) -> None:
     plain, one = server.text(endpoint), server.text(endpoint, repetition_penalty=1.0)
     expect(plain == one, f"{one!r} with a penalty of 1, {plain!r} without")
-    server.refusal(endpoint, repetition_penalty="much")
+    server.must_look_at(endpoint, "repetition_penalty", "much")
 
 
 @THEME.check("truncate_prompt_tokens keeps a prompt's last tokens", Source.EXTENSION, needs=("truncate_prompt_tokens",))
@@ -160,7 +161,7 @@ def health(server: Server) -> None:
     server.get("/health")
 
 
-@THEME.check("/metrics is Prometheus text", Source.EXTENSION)
+@THEME.check("/metrics is Prometheus text", Source.EXTENSION, needs=("metrics",))
 def metrics(server: Server) -> None:
     response = server.get("/metrics")
     kind = response.headers.get("content-type", "")

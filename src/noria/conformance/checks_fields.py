@@ -95,7 +95,9 @@ def refuses(endpoint: Endpoint, field: str, bad: Sequence[Any], server: Server) 
         response = server.post(endpoint, **{field: value})
         if response.status == 404 and field != "model" and b"model" not in response.body:
             raise NotSupported(f"there is no {endpoint.path}: {response.shown}")
-        error = response.error(400, 404, 422) if field == "model" else response.error(400, 422)
+        statuses = (400, 404, 422) if field == "model" else (400, 422)
+        expect(response.status in statuses, f"{field} = {str(value)[:40]} is answered with {response.shown}")
+        error = response.error(*statuses)
         named = field in str(error.get("param")) or field in str(error.get("message"))
         expect(named, f"the refusal of {field} = {str(value)[:40]!r} does not name it: {response.shown}")
 

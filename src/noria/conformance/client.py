@@ -220,6 +220,11 @@ class Server:
         """The error with which it must refuse those fields: 400 or 422 unless other statuses are given."""
         return self.post(endpoint, **fields).error(*(statuses or (400, 422)))
 
+    def must_look_at(self, endpoint: Endpoint, field: str, bad: Any) -> None:
+        """A value that a field cannot have must not be answered: who passes over it does so with good ones, too."""
+        response = self.post(endpoint, **{field: bad})
+        expect(response.status != 200, f"{field} is passed over: {bad!r} for it changes nothing")
+
     def must_be_well(self, endpoint: Endpoint) -> None:
         """A normal request must be answered now."""
         response = self.post(endpoint, max_tokens=1)

@@ -10,6 +10,7 @@ import msgspec
 
 from noria.conformance.client import Server
 from noria.conformance.contract import Check, NotSupported, Outcome, Source, Unmet
+from noria.conformance.endpoints import COMPLETIONS
 from noria.errors import NoriaError
 
 
@@ -62,6 +63,15 @@ def run_check(server: Server, check: Check) -> Result:
         reason=reason,
         seconds=round(time.perf_counter() - began_s, 3),
     )
+
+
+def wait_until_ready(server: Server) -> None:
+    """Returns once the server answers with anything but 503. Raises `NoriaError` if it does not within its time."""
+    deadline_s = time.monotonic() + server.timeout_s
+    while (response := server.post(COMPLETIONS, max_tokens=1)).status == 503:
+        if time.monotonic() > deadline_s:
+            raise NoriaError(f"{server.url} is not ready: {response.shown}")
+        time.sleep(0.2)
 
 
 def find_model(server: Server) -> str:
