@@ -163,19 +163,12 @@ def _begin(server: Server, endpoint: Endpoint, **fields: Any) -> tuple[int, byte
         return response.status, response.read1(20)
 
 
-def _must_be_quick(server: Server, endpoint: Endpoint, after: str) -> None:
-    began_s = time.monotonic()
-    server.must_be_well(endpoint)
-    took_s = time.monotonic() - began_s
-    expect(took_s < 20, f"after {after} a request of one token took {took_s:.0f} s")
-
-
 @THEME.check_each("a client that leaves a stream does no harm", Source.OURS, *BOTH)
 def leaves_a_stream(server: Server, endpoint: Endpoint) -> None:
     for _ in range(4):
         status, first = _begin(server, endpoint, stream=True, max_tokens=200)
         expect(status == 200 and first, f"a stream is answered with {status}")
-    _must_be_quick(server, endpoint, "four clients that left their streams")
+    server.must_be_well(endpoint)
 
 
 @THEME.check_each("a client that leaves before the answer does no harm", Source.OURS, *BOTH)
@@ -185,7 +178,7 @@ def leaves_before_the_answer(server: Server, endpoint: Endpoint) -> None:
         with server.socket() as connection:
             connection.sendall(server.head("POST", endpoint.path, {"Content-Length": str(len(body))}) + body)
             time.sleep(0.02)
-    _must_be_quick(server, endpoint, "four clients that did not wait")
+    server.must_be_well(endpoint)
 
 
 @THEME.check("a client that sends half a body and leaves does no harm", Source.HTTP)
