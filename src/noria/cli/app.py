@@ -17,6 +17,7 @@ from noria.cli.bench_compare import compare
 from noria.cli.bench_core import bench
 from noria.cli.bench_executor import determinism, kernels, latency
 from noria.cli.chat import chat
+from noria.cli.conformance import conformance
 from noria.cli.generate import generate
 from noria.cli.options import UsageError, takes_options
 from noria.cli.serve import serve
@@ -34,6 +35,7 @@ app.command(takes_options(chat), name="chat")
 app.command(takes_options(serve), name="serve")
 for command in (latency, kernels, determinism, compare):
     bench.command(takes_options(command), name=command.__name__)
+app.command(conformance, name="conformance")
 app.command(bench, name="bench")
 
 
