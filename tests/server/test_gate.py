@@ -169,6 +169,8 @@ def test_the_cost_of_a_call_counts_everything_it_is_multiplied_by():
     assert estimate_cost([10], SamplingParams(max_tokens=5), 1000) == 15
     assert estimate_cost([10, 20], SamplingParams(max_tokens=5), 1000) == 40
     assert estimate_cost([10, 20], SamplingParams(max_tokens=5, n=3, logprobs=4), 1000) == 40 * 3 * 5
+    scored = SamplingParams(max_tokens=0, n=3, prompt_logprobs=4)
+    assert estimate_cost([10, 20], scored, 1000) == 30 * 3 + 30 * 4, "scored once, whatever n is"
     assert estimate_cost([10, 20], SamplingParams(), 1000) == 2000, "what fits into the context, if it does not say"
 
 

@@ -88,8 +88,8 @@ def check_call(prompt_lengths: Sequence[int], sampling: SamplingParams, config: 
     if not is_plain and cost > max_cost:
         raise RequestError(
             f"this call may come to {cost} (tokens of prompts and answers of its {num_sequences} sequences, times 1 + "
-            f"logprobs, and prompts times prompt_logprobs), more than {max_cost} (--max-request-cost): lower max_tokens, "
-            "n, logprobs or prompt_logprobs, or send fewer prompts at once",
+            f"logprobs, and prompts times prompt_logprobs), more than {max_cost} (--max-request-cost): lower "
+            "max_tokens, n, logprobs or prompt_logprobs, or send fewer prompts at once",
             param=field if sampling.max_tokens is not None else "max_tokens",
             code="request_too_large",
         )
