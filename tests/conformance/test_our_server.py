@@ -12,11 +12,10 @@ from noria.conformance.contract import Outcome
 from noria.conformance.run import run_checks
 
 NEEDS_A_MODEL = ("*-seeds-differ", "*-logit-bias*", "*-frequency-penalty", "*-allowed-token-ids", "*-bad-words",
-                 "*-stop-token-ids", "chat-logprobs-top", "chat-logprobs-greedy", "echo-logprobs", "scoring*",
-                 "prompt-logprobs")  # fmt: skip
+                 "*-stop-token-ids", "chat-logprobs-top", "chat-logprobs-greedy")  # fmt: skip
 """The scripted engine takes no notice of sampling, and has no alternatives to its tokens."""
 
-NOT_MET = ("*-stream-options-alone", "best-of-below-n", "best-of-stream", "unknown-role", "stream-over-http-1-0")
+NOT_MET = ("stream-over-http-1-0",)
 
 
 def test_our_server_meets_what_it_can_without_a_model():

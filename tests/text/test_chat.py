@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from noria.errors import RequestError
 from noria.fakes.tokenizer import ByteTokenizer
 from noria.files.model import TokenizerFiles
-from noria.text.chat import encode_chat
+from noria.text.chat import check_roles, encode_chat
 from noria.text.chat_template import ChatTemplate
 from noria.text.literal_text import NONCHARACTERS, Lookalikes, choose_markers
 from noria.text.tokenizer import Tokenizer, load_tokenizer
@@ -313,3 +313,12 @@ def test_byte_tokenizer_chats_too() -> None:
     tokenizer = ByteTokenizer()
     ids = encode_chat(tokenizer, user("a<eos>"))
     assert ids == [256, *b"user: a<eos>", 257, 256, *b"assistant: "]
+
+
+def test_a_role_is_known_to_chats_in_general_or_to_the_template() -> None:
+    messages = [{"role": "user"}, {"role": "poltergeist"}]
+    with pytest.raises(RequestError, match="system, developer, user") as caught:
+        check_roles(messages, ChatTemplate("{{ messages[0].role == 'user' }} poltergeist"))
+    assert caught.value.param == "messages[1].role"
+    check_roles(messages, ChatTemplate("{{ messages[0].role == 'poltergeist' }}"))
+    check_roles([{"role": 5}, {"role": ""}, {}], ChatTemplate("x"))  # refused by others

@@ -11,7 +11,7 @@ from noria.server.envelope import TEXT_MARK
 from noria.server.errors import ApiError
 from noria.server.generation import Generation, News
 from noria.server.served import ServedModel
-from noria.text.chat import encode_chat
+from noria.text.chat import check_roles, encode_chat
 
 
 class ChatApi(GenerationApi):
@@ -46,12 +46,15 @@ class ChatApi(GenerationApi):
     def encode_prompts(self) -> list[list[int]]:
         body = self._chat
         continues = bool(body.continue_final_message)
+        template = self._request_template or self._tokenizer.chat_template
+        if template is not None:
+            check_roles(body.messages, template)
         token_ids = encode_chat(
             self._tokenizer,
             body.messages,
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
-            template=self._request_template,
+            template=template,
             template_kwargs=self._template_variables(),
             # What is cut off need not fit.
             max_num_tokens=self._model.max_model_len if body.truncate_prompt_tokens is None else None,

@@ -74,6 +74,22 @@ def encode_chat(
     return tokenizer.encode_rendered(text, marker=marker)
 
 
+def check_roles(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> None:
+    """Raises `RequestError` for a role that neither chats in general nor this template know: it would be passed over.
+
+    What is no message at all is left to `check_messages`.
+    """
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if not isinstance(role, str) or not role or role in KNOWN_ROLES:
+            continue
+        if f"'{role}'" not in template.source and f'"{role}"' not in template.source:
+            raise RequestError(
+                f"messages[{index}].role is not one that the chat template knows: use one of {', '.join(KNOWN_ROLES)}",
+                param=f"messages[{index}].role",
+            )
+
+
 def _with_known_role(message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
     """OpenAI's newer word for the system's role becomes the older one where the template does not know it."""
     if message["role"] == "developer" and "developer" not in template.source:
