@@ -14,6 +14,7 @@ from noria.fakes.tokenizer import ByteTokenizer
 from noria.server.app import all_routes
 from noria.server.bodies import ChatBody, CompletionBody
 from noria.server.keys import Keys
+from noria.server.request_body import BODIES_AT_ONCE
 from noria.server.state import ServerState
 from noria.text.chat import encode_chat
 
@@ -94,6 +95,23 @@ def test_fields_that_nobody_knows_are_told_here_too(server):
 def test_a_body_that_is_no_json_or_too_large(server):
     assert server.request("POST", "/tokenize", b"{").error["code"] == "invalid_json"
     assert server.request("POST", "/tokenize", b" " * (33 * 2**20)).error["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize("field", ["prompt", "content", "messages"])
+def test_a_text_that_cannot_fit_is_refused_unread(server, field):
+    text = "x" * 8000
+    answer = post(server, "/tokenize", **{field: [{"role": "user", "content": text}] if field == "messages" else text})
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert answer.error["param"] == field
+
+
+def test_bodies_of_json_routes_are_held_only_until_they_are_understood():
+    with running_server(server={"max_body_bytes": 1000}) as server:
+        for _ in range(2 * BODIES_AT_ONCE):
+            assert post(server, "/tokenize", prompt="x" * 400).status == 200
+            assert server.request("POST", "/tokenize", b"{" * 900).status == 400
+            refused = post(server, "/tokenize", prompt="x" * 1000)
+            assert (refused.status, refused.headers["connection"]) == (413, "close")
 
 
 # --- readiness, load, information ---

@@ -37,7 +37,7 @@ class PauseQuery(msgspec.Struct):
 
 class AbortBody(msgspec.Struct):
     request_ids: list[str] | None = None
-    """The `id`s of answers, or what the header X-Noria-Call-Id said of them."""
+    """What the header X-Noria-Call-Id said of them, or the `id`s of answers whose calls had no `request_id`."""
     abort_all: bool | None = None
 
 
