@@ -51,6 +51,7 @@ class NativeSampler:
         num_rows = len(logits)
         params = np.zeros(num_rows, dtype=ROW_PARAMS)
         params["repetition_penalty"] = 1  # nothing of a row's earlier tokens is looked at
+        params["top_p"] = 1  # nothing is drawn, but the rows must be such that something could be
         params["wants_logprobs"] = True
         params["num_top_logprobs"] = num_top
         room = _LogprobRoom(params, logits.shape[1])
