@@ -220,7 +220,7 @@ def test_a_block_that_is_findable_before_it_is_computed_is_found(monkeypatch: py
 
 
 def test_a_full_hit_that_leaves_nothing_to_compute_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVManager, "_max_shared", lambda self, num_tokens: num_tokens // self.block_size)
+    monkeypatch.setattr(KVManager, "_max_shared", lambda self, num_tokens, num_shareable: num_tokens // self.block_size)
     found(tiny(SHORT, SHORT, max_prefill_share=1.0), Kind.DEADLOCK)  # there is nothing to run, so it is never admitted
 
 

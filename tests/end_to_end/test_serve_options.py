@@ -45,4 +45,4 @@ def test_flags_variables_and_a_policy_of_ones_own_reach_the_engine(default_model
             server.metric("kv_cache_blocks", state="free") + server.metric("kv_cache_blocks", state="cached_idle") == 32
         )
         refused = server.complete(prompt="The", max_tokens=1, n=3)
-        assert (refused.status, refused.error["code"]) == (503, "queue_full")
+        assert (refused.status, refused.error["code"]) == (400, "request_too_large")
