@@ -15,14 +15,11 @@ NEEDS_A_MODEL = ("*-seeds-differ", "*-logit-bias*", "*-frequency-penalty", "*-al
                  "*-stop-token-ids", "chat-logprobs-top", "chat-logprobs-greedy")  # fmt: skip
 """The scripted engine takes no notice of sampling, and has no alternatives to its tokens."""
 
-NOT_MET = ("stream-over-http-1-0",)
-
 
 def test_our_server_meets_what_it_can_without_a_model():
     with running_server({"checked": True, "max_model_len": 512, "num_blocks": 1024}) as running:
         results = run_checks(Server(running.url, "scripted", timeout_s=30), CHECKS)
         assert running.process.poll() is None
     failed = [(result.name, result.reason) for result in results if result.outcome is Outcome.FAIL]
-    allowed = (*NEEDS_A_MODEL, *NOT_MET)
-    assert [each for each in failed if not any(fnmatchcase(each[0], pattern) for pattern in allowed)] == []
+    assert [each for each in failed if not any(fnmatchcase(each[0], pattern) for pattern in NEEDS_A_MODEL)] == []
     assert sum(result.outcome is Outcome.PASS for result in results) > 300

@@ -22,7 +22,6 @@ from functools import partial
 from typing import TypeVar
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.config import ServerOptions
 from noria.engine.launch import EngineProcess
@@ -32,7 +31,7 @@ from noria.errors import EngineError, NoriaError
 from noria.garbage import settle_garbage_collector
 from noria.observe.stats import EngineStats
 from noria.server.app import create_app
-from noria.server.connections import protocol_class
+from noria.server.connections import Connected, protocol_class
 from noria.server.keys import Keys
 from noria.server.start import EXIT_FAILED, EXIT_FORCED, EXIT_OK, Served
 from noria.server.state import Phase, ServerState
@@ -92,18 +91,6 @@ async def _in_thread(call: Callable[[], T]) -> T:
     return await done
 
 
-class _TransportInScope:
-    """Puts the connection's transport into the scope, where the server offers it (uvicorn does, unofficially): the
-    only way to cut a client that does not read, since an orderly close waits for it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["noria.transport"] = getattr(getattr(send, "__self__", None), "transport", None)
-        await self._app(scope, receive, send)
-
-
 class _UvicornServer(uvicorn.Server):
     """Leaves signals to us: draining needs the listener open and the loop running."""
 
@@ -133,7 +120,7 @@ class _Server:
         self._draining: asyncio.Task[None] | None = None
         self._uvicorn = _UvicornServer(
             uvicorn.Config(
-                _TransportInScope(create_app(self._state)),
+                Connected(create_app(self._state)),
                 http=protocol_class(options.request_read_timeout_s),
                 log_config=None,
                 access_log=False,  # `noria.server.calls` has ours
