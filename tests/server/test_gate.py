@@ -8,12 +8,18 @@ import time
 import pytest
 from serving import Call, running_server
 
-from noria.config import SchedulerConfig
+from noria.config import SchedulerConfig, ServerOptions
 from noria.errors import RequestError
 from noria.sampling import SamplingParams
+from noria.server.bodies import CompletionBody
+from noria.server.calls import Calls
+from noria.server.completions import CompletionsApi
+from noria.server.endpoint import GenerationEndpoint
 from noria.server.errors import ApiError
 from noria.server.gate import MAX_PROMPT_TOKENS, check_call, check_depth, check_json, estimate_cost
+from noria.server.keys import Keys
 from noria.server.request_body import BODIES_AT_ONCE, BodyReader
+from noria.server.state import ServerState
 
 CONFIG = SchedulerConfig(max_model_len=1000, num_blocks=100, block_size=16)
 
@@ -114,13 +120,16 @@ async def test_bodies_together_are_bounded_and_given_back():
     async def receive():
         return done
 
-    for _ in range(BODIES_AT_ONCE):
-        assert await reader.read({"headers": []}, receive) == b"x" * 10
+    held = [await reader.read({"headers": []}, receive) for _ in range(BODIES_AT_ONCE)]
+    assert {body.content for body in held} == {b"x" * 10}
     with pytest.raises(ApiError) as refusal:
         await reader.read({"headers": []}, body_of(b"y"))
     assert (refusal.value.status, refusal.value.content["error"]["code"]) == (503, "too_many_bodies")
     assert refusal.value.headers["Retry-After"]
-    reader.release(10)
+    with held[0]:
+        held[0].release()
+        held[0].release()
+    assert held[0].content == b""
     with pytest.raises(ConnectionResetError):
         await reader.read({"headers": []}, body_of(b"yyy", b"y"))
     with pytest.raises(ApiError):
@@ -129,6 +138,32 @@ async def test_bodies_together_are_bounded_and_given_back():
         with pytest.raises(ApiError):
             await reader.read({"headers": [(b"content-length", length)]}, body_of())
     assert reader.num_bytes_held == (BODIES_AT_ONCE - 1) * 10
+
+
+@pytest.mark.anyio
+async def test_a_body_is_given_back_whatever_becomes_of_its_answer(monkeypatch):
+    """Here one that never gets as far as to look at it; and the whole call is cancelled, as when a server stops."""
+    state = ServerState(ServerOptions(), Keys(ServerOptions()))
+    endpoint = GenerationEndpoint(state, CompletionBody, CompletionsApi)
+    monkeypatch.setattr("noria.server.endpoint._Answer.run", lambda self: asyncio.sleep(60))
+    scope = {"type": "http", "headers": []}
+
+    async def receive():
+        if state.body_reader.num_bytes_held:
+            await asyncio.sleep(60)
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def app(scope, receive, send):
+        await endpoint(scope, receive, send)
+
+    call = asyncio.create_task(Calls(app, access_log=False)(scope, receive, None))
+    await asyncio.sleep(0.05)
+    assert state.body_reader.num_bytes_held == 2
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert state.body_reader.num_bytes_held == 0
+    state.text_work.close()
 
 
 # --- JSON ---

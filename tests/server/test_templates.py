@@ -12,7 +12,8 @@ import pytest
 from serving import Call, running_server
 
 from noria.errors import RequestError
-from noria.server.templates import LOWEST_PRIORITY, MEMORY_BYTES, TemplateProcess
+from noria.server.template_worker import LOWEST_PRIORITY
+from noria.server.templates import MEMORY_BYTES, TemplateProcess
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 RECURSION = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}"

@@ -51,9 +51,9 @@ def compare_commands(
         logger.info("pair %d of %d is done", number, num_pairs)
     return {
         "runs": num_pairs,
-        "ours": {name: _spread([pair[0][name] for pair in pairs]) for name in names},
-        "peer": {name: _spread([pair[1][name] for pair in pairs]) for name in names},
-        "ratio": {name: _spread(_ratios(pairs, name)) for name in names},
+        "ours": {name: spread([pair[0][name] for pair in pairs]) for name in names},
+        "peer": {name: spread([pair[1][name] for pair in pairs]) for name in names},
+        "ratio": {name: spread(_ratios(pairs, name)) for name in names},
         "machine": {"cpu": cpu_name(), "cores": num_cores(), "before_each_pair": states},
     }
 
@@ -97,7 +97,8 @@ def _ratios(pairs: Sequence[tuple[Result, Result]], name: str) -> list[float]:
     return [ours[name] / peer[name] for ours, peer in pairs if peer[name]]
 
 
-def _spread(values: Sequence[float]) -> dict[str, float] | None:
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Median and extremes to six digits; None of nothing."""
     if not values:
         return None
     return {

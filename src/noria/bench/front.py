@@ -10,7 +10,10 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from noria.bench.serve import Load, run_load
@@ -23,25 +26,17 @@ def measure_front(*, num_streams: int, num_tokens: int, step_s: float, idle_s: f
     """`num_streams` streams of `num_tokens` tokens at once, from an engine that takes `step_s` for a step; then
     `idle_s` seconds of nothing. Costs are processor time: microseconds per token, and percent of one core."""
     engine = {"step_s": step_s, "max_model_len": num_tokens + 64, "max_num_seqs": num_streams, "num_blocks": 2**16}
-    settings = json.dumps({"server": {"port": 0}, "engine": engine})
-    server = subprocess.Popen(
-        [sys.executable, "-m", "noria.server.scripted", settings], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        url, engine_pid = _wait_for_start(server)
+    with scripted_server(engine) as (front_pid, url, engine_pid):
         load = Load(url=url)
         run_load(load, [WorkloadRequest("warm up", 8)] * 8)
-        before = _cpu_s(server.pid), _cpu_s(engine_pid)
+        before = _cpu_s(front_pid), _cpu_s(engine_pid)
         timelines, wall_s = run_load(load, [WorkloadRequest("x", num_tokens)] * num_streams)
-        front_s, engine_s = _cpu_s(server.pid) - before[0], _cpu_s(engine_pid) - before[1]
+        front_s, engine_s = _cpu_s(front_pid) - before[0], _cpu_s(engine_pid) - before[1]
         num_streamed = sum(timeline.num_generated for timeline in timelines)
         time.sleep(1.0)  # what the last requests leave behind is not idleness
-        before = _cpu_s(server.pid), _cpu_s(engine_pid)
+        before = _cpu_s(front_pid), _cpu_s(engine_pid)
         time.sleep(idle_s)
-        idle = _cpu_s(server.pid) - before[0], _cpu_s(engine_pid) - before[1]
-    finally:
-        server.terminate()
-        server.communicate()
+        idle = _cpu_s(front_pid) - before[0], _cpu_s(engine_pid) - before[1]
     return {
         "streams": num_streams,
         "tokens": num_streamed,
@@ -53,6 +48,22 @@ def measure_front(*, num_streams: int, num_tokens: int, step_s: float, idle_s: f
         "idle_front_percent": round(100 * idle[0] / idle_s, 3) if idle_s else None,
         "idle_engine_percent": round(100 * idle[1] / idle_s, 3) if idle_s else None,
     }
+
+
+@contextmanager
+def scripted_server(engine: Mapping[str, Any]) -> Iterator[tuple[int, str, int]]:
+    """A server over `build_scripted_engine(**engine)`: its process id, its URL, and its engine's process id."""
+    settings = json.dumps({"server": {"port": 0}, "engine": dict(engine)})
+    command = [sys.executable, "-m", "noria.server.scripted", settings]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        url, engine_pid = _wait_for_start(server)
+        assert server.stderr is not None
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop it
+        yield server.pid, url, engine_pid
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def _wait_for_start(server: subprocess.Popen[str]) -> tuple[str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from noria.bench.workload import WorkloadRequest
@@ -42,9 +43,7 @@ def summarise_timelines(timelines: Sequence[Timeline], wall_s: float, label: str
         for timeline in ok
         if timeline.num_generated > 1
     ]
-    gaps_s = [
-        b - a for timeline in ok for a, b in zip(timeline.token_times_s, timeline.token_times_s[1:], strict=False)
-    ]
+    gaps_s = gaps_between_tokens(timelines)
     errors = dict.fromkeys(timeline.error or "no tokens" for timeline in timelines if not timeline.is_ok)
     return {
         "label": label,
@@ -63,6 +62,12 @@ def summarise_timelines(timelines: Sequence[Timeline], wall_s: float, label: str
         "itl_p99_ms": rounded(percentile(gaps_s, 99), 2, scale=1e3),
         "errors": list(errors)[:3],
     }
+
+
+def gaps_between_tokens(timelines: Sequence[Timeline]) -> list[float]:
+    """In seconds; of requests that failed none."""
+    times_s = [timeline.token_times_s for timeline in timelines if timeline.is_ok]
+    return [b - a for each in times_s for a, b in pairwise(each)]
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

@@ -6,7 +6,7 @@ Each result has the machine's state beside it, measured before and after; see `n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -105,6 +105,37 @@ def serve(
 
 
 @bench.command
+def disturb(
+    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.")],
+    *,
+    workload: Annotated[Path, Parameter(help='JSON lines of {"arrival_s", "prompt": text or ids, "max_tokens"}.')],
+    disturbance: Annotated[
+        Literal["none", "body", "prompt", "truncated", "template"],
+        Parameter(
+            help="What comes beside it: nothing, a body of 64 MiB, a prompt of a million characters, one of which few "
+            "tokens are to be kept, a chat template of nested loops."
+        ),
+    ],
+    pairs: Annotated[int, Parameter(help="Runs of the workload: alone, disturbed, alone, disturbed, ...")] = 5,
+    pause_s: Annotated[float, Parameter(help="Between a disturbing request's answer and the next one.")] = 0.5,
+    model: Annotated[str | None, Parameter(help="The model's name there. Default: the first it lists.")] = None,
+    label: Label = "noria",
+    log_level: LogLevel = "info",
+) -> None:
+    """Send a workload alone and beside outrageous requests: does it notice? Prints one JSON line."""
+    from noria.bench.disturb import Disturbance, measure_disturbance
+    from noria.bench.machine import MachineWatch
+    from noria.bench.serve import Load
+    from noria.bench.workload import read_workload
+
+    log_to_stderr(log_level)
+    load, requests = Load(url=full_url(url), model=model), read_workload(workload)
+    machine = MachineWatch()
+    result = measure_disturbance(load, requests, Disturbance(disturbance), num_pairs=pairs, pause_s=pause_s)
+    print_result({"label": label} | result, machine)
+
+
+@bench.command
 def overload(
     url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.")],
     *,
@@ -177,6 +208,26 @@ def startup(
 
     machine = MachineWatch()
     print_result({"label": label} | measure_startup([] if model is None else [model], num_runs=runs), machine)
+
+
+@bench.command
+def soak(
+    *,
+    streams: Annotated[int, Parameter(help="Streams at once.")] = 2000,
+    tokens: Annotated[int, Parameter(help="Tokens of each stream.")] = 100,
+    rounds: Annotated[int, Parameter(help="How many times.")] = 3,
+    short: Annotated[int, Parameter(help="Requests for one token, after that.")] = 100_000,
+    label: Label = "noria",
+    log_level: LogLevel = "info",
+) -> None:
+    """Measure whether a server without a model keeps its memory under streams and requests. Prints one JSON line."""
+    from noria.bench.machine import MachineWatch
+    from noria.bench.soak import measure_soak
+
+    log_to_stderr(log_level)
+    machine = MachineWatch()
+    result = measure_soak(num_streams=streams, num_tokens=tokens, num_rounds=rounds, num_short=short)
+    print_result({"label": label} | result, machine)
 
 
 @bench.command

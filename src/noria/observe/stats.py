@@ -23,6 +23,7 @@ from noria.observe.histogram import (
     TTFT_BUCKETS_S,
     Histogram,
 )
+from noria.observe.pace import Pace
 
 REFUSAL_CODES = ("queue_full", "draining")
 PHASES = ("schedule", "execute", "between")
@@ -53,6 +54,8 @@ class EngineStats:
     waiting_by_reason: dict[Limit, int] = field(default_factory=_NOBODY_WAITS.copy)
     """Which limit those wait for that wait; they add up to `num_waiting`."""
     kv: KVUsage = field(init=False)
+    pace: Pace = field(default_factory=Pace)
+    """Of requests that were not aborted: calls of which one sequence is refused have all others aborted."""
     num_steps: int = 0
     num_arrived: int = 0
     num_arrived_prompt_tokens: int = 0
@@ -127,7 +130,16 @@ class EngineStats:
         self.num_running, self.num_waiting = record.num_running, record.num_waiting
         self.num_queued_tokens = record.num_queued_tokens
         self.waiting_by_reason = _count_waiting(record)
+        self._add_pace(record)
         self.kv = record.kv
+
+    def _add_pace(self, record: StepRecord) -> None:
+        self.pace.note_busy(record.planned_s)
+        for ending in record.endings:
+            if ending.reason != FinishReason.ABORT:
+                self.pace.note_ending(ending.ended_s)
+        if record.num_running + record.num_waiting == 0:
+            self.pace.note_idle()
 
     def _add_times(self, record: StepRecord) -> None:
         is_busy = not record.plan.is_empty

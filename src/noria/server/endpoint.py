@@ -31,7 +31,7 @@ from noria.server.calls import Call, call_of
 from noria.server.errors import ApiError, as_api_error
 from noria.server.gate import check_call, check_json
 from noria.server.generation import Generation
-from noria.server.request_body import discard
+from noria.server.request_body import HeldBody
 from noria.server.served import ServedModel
 from noria.server.state import ServerState
 from noria.server.text_work import TextWork
@@ -68,14 +68,27 @@ class GenerationEndpoint:
 
     async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            raw = await self._state.body_reader.read(scope, receive)
+            body = await self._state.body_reader.read(scope, receive)
         except ConnectionResetError:
             return
         except ApiError as error:
             call.note_error(error)
-            await _refuse_unread(error, receive, send)
+            await self._refuse_unread(error, receive, send)
             return
-        answering = asyncio.ensure_future(_Answer(self, raw, send, call, scope).run())
+        with body:  # a task that is cancelled before its first step releases nothing
+            await self._answer_body(body, call, scope, receive, send)
+
+    async def _refuse_unread(self, error: ApiError, receive: Receive, send: Send) -> None:
+        """Answers before the body has been read, and closes the connection when the rest has been thrown away."""
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(error.body)), "Connection": "close"}
+        await send(_response_start(error.status, headers | error.headers))
+        await send({"type": "http.response.body", "body": error.body, "more_body": True})
+        if error.status != HTTPStatus.REQUEST_TIMEOUT:
+            await self._state.body_reader.discard(receive)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _answer_body(self, body: HeldBody, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = asyncio.ensure_future(_Answer(self, body, send, call, scope).run())
         leaving = asyncio.ensure_future(_until_disconnect(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,9 +122,8 @@ class GenerationEndpoint:
     def text_work(self) -> TextWork:
         return self._state.text_work
 
-    def release(self, raw: bytes) -> None:
-        """What was read is needed no longer."""
-        self._state.body_reader.release(len(raw))
+    def retry_after_s(self) -> int:
+        return self._state.retry_after_s()
 
     def generation(self, prompts: list[list[int]], sampling: SamplingParams, **rest: Any) -> Generation:
         state = self._state
@@ -125,12 +137,12 @@ class GenerationEndpoint:
 class _Answer:
     """One request being answered."""
 
-    def __init__(self, endpoint: GenerationEndpoint, raw: bytes, send: Send, call: Call, scope: Scope) -> None:
+    def __init__(self, endpoint: GenerationEndpoint, held: HeldBody, send: Send, call: Call, scope: Scope) -> None:
         self._endpoint = endpoint
         self._call = call
         self._tenant = tenant_of(scope)
         self._transport: asyncio.WriteTransport | None = scope.get("noria.transport")
-        self._raw = raw
+        self._held = held
         self._send = send
         self._headers: dict[str, str] = {}
         self._started = False
@@ -146,8 +158,7 @@ class _Answer:
                 sampling = api.sampling()
                 prompts = await self._encode_prompts(body, api)
             finally:
-                self._endpoint.release(self._raw)
-                self._raw = b""
+                self._held.release()
             max_cost = self._endpoint.options.max_request_cost
             check_call([len(prompt) for prompt in prompts], sampling, self._endpoint.config, max_cost)
             if body.stream:
@@ -161,14 +172,14 @@ class _Answer:
             await self._fail(as_api_error(error, renamed), error)
 
     async def _understand(self) -> tuple[GenerationBody, GenerationApi, list[str]]:
-        prepare = partial(self._endpoint.prepare, self._raw)
-        return await self._endpoint.text_work.run(prepare, num_bytes=len(self._raw))
+        prepare = partial(self._endpoint.prepare, self._held.content)
+        return await self._endpoint.text_work.decode(prepare, num_bytes=len(self._held.content))
 
     async def _encode_prompts(self, body: GenerationBody, api: GenerationApi) -> list[list[int]]:
         work = self._endpoint.text_work
         if isinstance(body, ChatBody):
-            return await work.run_chat(api.encode_prompts, is_foreign=body.chat_template is not None)
-        return await work.run(api.encode_prompts, num_bytes=len(self._raw))
+            return await work.encode_chat(api.encode_prompts, is_foreign=body.chat_template is not None)
+        return await work.encode(api.encode_prompts, num_bytes=len(self._held.content))
 
     def _generation(
         self,
@@ -240,6 +251,8 @@ class _Answer:
 
     async def _fail(self, error: ApiError, cause: Exception) -> None:
         self._call.note_error(error)
+        if error.code == "queue_full":
+            error.headers["Retry-After"] = str(self._endpoint.retry_after_s())
         if isinstance(cause, EngineError):
             logger.error("a request failed: %s", error)  # the engine's log has the cause
         elif error.status == 500:
@@ -263,16 +276,6 @@ async def _kept_alive(
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-
-
-async def _refuse_unread(error: ApiError, receive: Receive, send: Send) -> None:
-    """Answers before the body has been read, and closes the connection when the rest of it has been thrown away."""
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(error.body)), "Connection": "close"}
-    await send(_response_start(error.status, headers | error.headers))
-    await send({"type": "http.response.body", "body": error.body, "more_body": True})
-    if error.status != HTTPStatus.REQUEST_TIMEOUT:
-        await discard(receive)
-    await send({"type": "http.response.body", "body": b""})
 
 
 async def _until_disconnect(receive: Receive) -> None:

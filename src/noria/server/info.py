@@ -114,7 +114,7 @@ class InfoRoutes:
         obstacle = self._state.obstacle()
         if obstacle is None:
             return json_answer(ReadyAnswer("ready"))
-        return json_answer(ReadyAnswer("unavailable", str(obstacle), obstacle.code), 503)
+        return json_answer(ReadyAnswer("unavailable", str(obstacle), obstacle.code), 503, obstacle.headers)
 
     async def load(self, request: Request) -> Response:
         stats, calls = self._state.stats, self._state.calls

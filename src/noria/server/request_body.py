@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from typing import Self
 
 from starlette.types import Receive, Scope
 
@@ -19,6 +21,9 @@ BODIES_AT_ONCE = 8
 DISCARD_S = 5.0
 """How long the rest of a refused body is read and thrown away before the connection is closed."""
 
+DISCARD_BYTES_PER_S = 64 * 2**20
+"""How fast bodies are thrown away, all together: as fast as they can come they would take a core from the engine."""
+
 
 class BodyReader:
     """Reads request bodies of one server."""
@@ -26,10 +31,12 @@ class BodyReader:
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._discarded_until_s = 0.0
+        """When what has been thrown away is due, on the monotonic clock, at `DISCARD_BYTES_PER_S`."""
         self.num_bytes_held = 0
 
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body, which counts as held until `release`.
+    async def read(self, scope: Scope, receive: Receive) -> HeldBody:
+        """The whole body, which counts as held until it is released.
 
         Raises `ApiError`, before the body has been read, if it is too large, too slow, or too much beside others, and
         `ConnectionResetError` if the client leaves meanwhile.
@@ -43,16 +50,25 @@ class BodyReader:
                 while await self._read_more(body, receive):
                     pass
         except BaseException as error:
-            self.release(len(body))
+            self.num_bytes_held -= len(body)
             if isinstance(error, TimeoutError):
                 message = f"the body was not complete after {self._timeout_s:g} s (--request-read-timeout-s)"
                 raise ApiError(408, message, code="request_timeout") from None
             raise
-        return bytes(body)
+        return HeldBody(self, bytes(body))
 
-    def release(self, num_bytes: int) -> None:
-        """So much of what has been read is needed no longer."""
-        self.num_bytes_held -= num_bytes
+    async def discard(self, receive: Receive) -> None:
+        """Reads what still comes of a refused body, without haste and for `DISCARD_S` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request" or not message.get("more_body", False):
+                        return
+                    now_s = time.monotonic()
+                    num_s = len(message.get("body", b"")) / DISCARD_BYTES_PER_S
+                    self._discarded_until_s = max(now_s, self._discarded_until_s) + num_s
+                    await asyncio.sleep(self._discarded_until_s - now_s)
 
     async def _read_more(self, body: bytearray, receive: Receive) -> bool:
         message = await receive()
@@ -72,11 +88,21 @@ class BodyReader:
         return ApiError(413, message, code="body_too_large")
 
 
-async def discard(receive: Receive) -> None:
-    """Reads what still comes of a refused body, for `DISCARD_S` at most."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_S):
-            is_coming = True
-            while is_coming:
-                message = await receive()
-                is_coming = message["type"] == "http.request" and message.get("more_body", False)
+class HeldBody:
+    """A body that is in memory, and counts as such until `release`: use it as a context manager too, so that it is
+    released whatever happens."""
+
+    def __init__(self, reader: BodyReader, content: bytes) -> None:
+        self._reader = reader
+        self.content = content
+
+    def release(self) -> None:
+        """It is needed no longer. May be called again."""
+        self._reader.num_bytes_held -= len(self.content)
+        self.content = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.release()

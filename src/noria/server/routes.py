@@ -16,7 +16,6 @@ from noria.server.bodies import as_field_error, decode_body
 from noria.server.endpoint import ignored_header
 from noria.server.errors import ApiError
 from noria.server.gate import check_json
-from noria.server.request_body import discard
 from noria.server.state import ServerState
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
@@ -55,16 +54,15 @@ def read_query(request: Request, kind: type[AnyBody]) -> AnyBody:
 async def read_json(request: Request, kind: type[AnyBody], state: ServerState) -> tuple[AnyBody, dict[str, str]]:
     """The body of a request, and the headers that tell of fields nobody knows. Raises `ApiError`."""
     try:
-        raw = await state.body_reader.read(request.scope, request.receive)
+        held = await state.body_reader.read(request.scope, request.receive)
     except ApiError as error:
         if error.status != HTTPStatus.REQUEST_TIMEOUT:
-            await discard(request.receive)
+            await state.body_reader.discard(request.receive)
         error.headers["Connection"] = "close"  # there may be more to come
         raise
-    try:
+    with held:
+        raw = held.content or b"{}"
         if state.config is not None:
             check_json(raw, state.config)
-        body, ignored = await state.text_work.run(partial(decode_body, raw or b"{}", kind), num_bytes=len(raw))
-    finally:
-        state.body_reader.release(len(raw))
+        body, ignored = await state.text_work.decode(partial(decode_body, raw, kind), num_bytes=len(raw))
     return body, ignored_header(ignored)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from noria.config import EngineOptions, ServerOptions
 from noria.engine.launch import BuildEngine, EngineProcess, Report
 from noria.errors import OptionError
+from noria.file_limit import raise_file_limit
 from noria.files.locate import locate_model
 from noria.server.hiding import hide_arguments
 from noria.server.keys import Keys
@@ -61,6 +62,7 @@ def serve(find: Callable[[], Served], options: ServerOptions) -> int:
     or certificates cannot be used."""
     began_s = time.monotonic()
     hide_arguments((*options.api_key, options.admin_api_key or ""))
+    raise_file_limit()
     keys = Keys(options)
     if options.ssl_certfile is not None:
         _check_certificate(options.ssl_certfile, options.ssl_keyfile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from noria.server.request_body import BodyReader
 from noria.server.served import ServedModel
 from noria.server.text_work import TextWork
 from noria.text.tokenizer import Tokenizer
+
+MAX_RETRY_AFTER_S = 60
+"""However long the queue is: clients that come back to an empty one have waited for nothing."""
 
 
 class Phase(StrEnum):
@@ -92,8 +96,15 @@ class ServerState:
         try:
             check_queue(self.stats.num_running, num_waiting, self.stats.num_queued_tokens, 1, self.config)
         except UnavailableError as error:
-            return unavailable(str(error), error.code)
+            return unavailable(str(error), error.code, retry_after_s=self.retry_after_s())
         return None
+
+    def retry_after_s(self) -> int:
+        """When to come back to a queue that is full: when half of those that wait have begun, at the pace of late."""
+        if self.stats is None:
+            return 1
+        num_half = max(1, self.stats.num_waiting // 2)
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self.stats.pace.seconds_for(num_half, time.monotonic()))))
 
     def check_ready(self) -> None:
         """Raises `ApiError` 503 with Retry-After unless new requests are taken."""

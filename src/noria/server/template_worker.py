@@ -27,6 +27,8 @@ from noria.text.chat_template import ChatTemplate
 RENDERED, REFUSED, OUT_OF_MEMORY = b"R", b"E", b"M"
 """What the first byte of a reply says of the text behind it."""
 
+LOWEST_PRIORITY = 19
+
 _LENGTH = struct.Struct("!I")
 
 
@@ -89,11 +91,23 @@ def _template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatT
     return ChatTemplate(source, special_tokens=dict(special_tokens))
 
 
+def _lower_priority(niceness: int) -> None:
+    """The lowest there is for `LOWEST_PRIORITY`: where the system knows idle priority, only time that nobody wants.
+
+    A merely nice process still gets its share, and threads that wait for each other, as the engine's do, all wait
+    until one of them has its core back.
+    """
+    os.nice(niceness)
+    if niceness == LOWEST_PRIORITY and sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def main() -> None:
     fd, memory_bytes, niceness = map(int, sys.argv[1:])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may go to the whole group; the front decides
         signal.signal(number, signal.SIG_IGN)
-    os.nice(niceness)  # before anything that takes time: starting must not hold up others either
+    _lower_priority(niceness)  # before anything that takes time: starting must not hold up others either
     import noria.text.chat_environment  # noqa: F401 (not in the first job)
 
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))

@@ -32,8 +32,6 @@ MEMORY_BYTES = 512 * 2**20
 
 MAX_RENDERED_BYTES = 64 * 2**20
 
-LOWEST_PRIORITY = 19
-
 WALL_CLOCK_FACTOR = 10
 """A process that gets no processor may take so many times its limit before nobody waits for it any longer."""
 
