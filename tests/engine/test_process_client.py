@@ -1,9 +1,11 @@
 """An engine in another process: real sockets, real processes, no model."""
 
 import asyncio
+import gc
 import os
 import signal
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -203,6 +205,31 @@ async def test_a_closed_stream_ends_its_sequence(slow_client):
     engine.close(stream)
     await asyncio.wait_for(engine.wait_idle(), 1.0)
     assert not slow_client.has_work
+    engine.shut_down()
+
+
+@pytest.mark.anyio
+async def test_a_closed_stream_does_not_keep_its_reader_in_memory(slow_client):
+    """A reader knows its stream, and would be a circle with it that only the garbage collector finds, hours later."""
+
+    class Reader:
+        def __init__(self, engine):
+            self.stream = engine.open([request("r", max_tokens=3)], max_pending=5, on_overflow=self.give_up)
+
+        def give_up(self):
+            raise AssertionError("it keeps up")
+
+    engine = AsyncEngine(slow_client)
+    reader = Reader(engine)
+    await read(reader.stream)
+    engine.close(reader.stream)
+    known = weakref.ref(reader)
+    gc.disable()
+    try:
+        del reader
+        assert known() is None
+    finally:
+        gc.enable()
     engine.shut_down()
 
 

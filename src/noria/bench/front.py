@@ -55,15 +55,17 @@ def scripted_server(engine: Mapping[str, Any]) -> Iterator[tuple[int, str, int]]
     """A server over `build_scripted_engine(**engine)`: its process id, its URL, and its engine's process id."""
     settings = json.dumps({"server": {"port": 0}, "engine": dict(engine)})
     command = [sys.executable, "-m", "noria.server.scripted", settings]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        url, engine_pid = _wait_for_start(server)
-        assert server.stderr is not None
-        threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop it
-        yield server.pid, url, engine_pid
-    finally:
-        server.terminate()
-        server.wait()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url, engine_pid = _wait_for_start(server)
+            assert server.stderr is not None
+            reading = threading.Thread(target=server.stderr.read, daemon=True)  # a full pipe would stop the server
+            reading.start()
+            yield server.pid, url, engine_pid
+        finally:
+            server.terminate()
+            server.wait()
+        reading.join()
 
 
 def _wait_for_start(server: subprocess.Popen[str]) -> tuple[str, int]:

@@ -69,6 +69,11 @@ class EventStream:
             on_overflow, self._on_overflow = self._on_overflow, None
             on_overflow()
 
+    def forget_reader(self) -> None:
+        """Nobody reads any more. Who has been reading usually knows us: without this, all that is left of a call would
+        stay in memory until Python looks for circles, which a server seldom does."""
+        self._on_overflow = None
+
     def end_one(self, request_id: str) -> None:
         """No further event of this sequence will come."""
         self.unfinished.pop(request_id, None)
@@ -170,6 +175,7 @@ class AsyncEngine:
         """Aborts whatever is unfinished of a stream that nobody reads any more."""
         for request_id in list(stream.unfinished):
             self.finish(stream, request_id, FinishReason.ABORT)
+        stream.forget_reader()
 
     def abort(self, request_ids: Iterable[str]) -> int:
         """Ends sequences on somebody else's behalf: their readers get a last event, `ABORT`. Returns how many there

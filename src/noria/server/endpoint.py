@@ -173,13 +173,13 @@ class _Answer:
 
     async def _understand(self) -> tuple[GenerationBody, GenerationApi, list[str]]:
         prepare = partial(self._endpoint.prepare, self._held.content)
-        return await self._endpoint.text_work.decode(prepare, num_bytes=len(self._held.content))
+        return await self._endpoint.text_work.run(prepare, num_bytes=len(self._held.content))
 
     async def _encode_prompts(self, body: GenerationBody, api: GenerationApi) -> list[list[int]]:
         work = self._endpoint.text_work
         if isinstance(body, ChatBody):
-            return await work.encode_chat(api.encode_prompts, is_foreign=body.chat_template is not None)
-        return await work.encode(api.encode_prompts, num_bytes=len(self._held.content))
+            return await work.run_chat(api.encode_prompts, is_foreign=body.chat_template is not None)
+        return await work.run(api.encode_prompts, num_bytes=len(self._held.content))
 
     def _generation(
         self,

@@ -3,16 +3,11 @@
 Short prompts are tokenised at once (some 0.25 ms per 1,000 characters; a thread costs about 0.1 ms, more when all cores
 are busy). Long ones, and everything about chat templates, which wait for their process (`noria.server.templates`), have
 threads: few of them, since the engine needs the cores, and one apart for request-supplied templates, which may be slow.
-Those that make tokens of long texts give way to the engine, which else would stand still while they have its core.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -29,10 +24,6 @@ T = TypeVar("T")
 LARGE_BODY_BYTES = 8 * 1024
 """A body above this is understood in a thread."""
 
-LONG_TEXT_NICENESS = 10
-"""Of threads that tokenise long texts: a tenth of a core that everybody wants. Not the least that there is, since they
-hold the interpreter's lock for the end of their work, and the event loop must not wait long for that."""
-
 MAX_WAITING = 64
 """Calls of one kind that may wait for a thread: beyond, they are refused rather than kept in memory."""
 
@@ -40,8 +31,8 @@ MAX_WAITING = 64
 class _Pool:
     """A few threads, and a bound on who waits for them."""
 
-    def __init__(self, num_threads: int, purpose: str, *, niceness: int = 0) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, f"noria-{purpose}", initializer=_give_way, initargs=(niceness,))
+    def __init__(self, num_threads: int, purpose: str) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=f"noria-{purpose}")
         self._purpose = purpose
         self._most = num_threads + MAX_WAITING
         self._num_inside = 0
@@ -65,14 +56,6 @@ class _Pool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _give_way(niceness: int) -> None:
-    """Lowers the priority of the thread that calls this, where threads have one of their own."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            own = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own + niceness)
-
-
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(call)
@@ -83,8 +66,7 @@ class TextWork:
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        self._bodies = _Pool(2, "decoding")
-        self._long_texts = _Pool(2, "tokenising", niceness=LONG_TEXT_NICENESS)
+        self._long_texts = _Pool(2, "tokenising")
         self._chats = _Pool(2, "chat")
         self._foreign_chats = _Pool(1, "request-templates")
         cpu_s = options.chat_template_timeout_s
@@ -108,22 +90,17 @@ class TextWork:
         special_tokens = {} if own is None else own.special_tokens
         return ProcessTemplate(source, special_tokens=special_tokens, process=self.foreign_templates)
 
-    async def decode(self, call: Callable[[], T], *, num_bytes: int) -> T:
-        """What `call` makes of so many bytes: at once if they are few."""
-        return call() if num_bytes <= LARGE_BODY_BYTES else await self._bodies.run(call)
-
-    async def encode(self, call: Callable[[], T], *, num_bytes: int) -> T:
-        """The tokens that `call` makes of a text of so many bytes: at once if it is short."""
+    async def run(self, call: Callable[[], T], *, num_bytes: int) -> T:
+        """What `call` makes of a text of `num_bytes`: at once if it is short."""
         return call() if num_bytes <= LARGE_BODY_BYTES else await self._long_texts.run(call)
 
-    async def encode_chat(self, call: Callable[[], T], *, is_foreign: bool) -> T:
-        """The tokens that `call` makes of messages with a template. At normal priority, also for long ones: a template
-        process that is started anew inherits that of the thread."""
+    async def run_chat(self, call: Callable[[], T], *, is_foreign: bool) -> T:
+        """What `call` makes of messages with a template."""
         return await (self._foreign_chats if is_foreign else self._chats).run(call)
 
     def close(self) -> None:
         """Waits for nobody: what is under way in a thread is a bounded piece of work, or ends with its process."""
-        for pool in (self._bodies, self._long_texts, self._chats, self._foreign_chats):
+        for pool in (self._long_texts, self._chats, self._foreign_chats):
             pool.close()
         self.templates.close()
         self.foreign_templates.close()

@@ -108,9 +108,9 @@ class TokenRoutes:
             )
         work, answer = self._state.text_work, partial(_answer, model, body)
         if body.messages is not None:
-            return json_answer(await work.encode_chat(answer, is_foreign=False), headers=headers)
+            return json_answer(await work.run_chat(answer, is_foreign=False), headers=headers)
         num_bytes = len(body.prompt or body.content or "")
-        return json_answer(await work.encode(answer, num_bytes=num_bytes), headers=headers)
+        return json_answer(await work.run(answer, num_bytes=num_bytes), headers=headers)
 
     async def detokenize(self, request: Request) -> Response:
         body, headers = await self._read(request, DetokenizeBody)
@@ -119,7 +119,7 @@ class TokenRoutes:
         if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < size):
             raise ApiError(400, f"token ids are 0 .. {size - 1}", param="tokens", code="invalid_value")
         decode = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
-        text = await self._state.text_work.decode(decode, num_bytes=len(body.tokens))
+        text = await self._state.text_work.run(decode, num_bytes=len(body.tokens))
         return json_answer(DetokenizeAnswer(text, text), headers=headers)
 
     async def _read(self, request: Request, kind: type[AnyBody]) -> tuple[AnyBody, dict[str, str]]:
