@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -174,6 +175,17 @@ def test_event_streams_that_clients_cannot_read_are_found(body: bytes):
 def test_the_page_lists_exactly_the_checks_that_there_are():
     script = Path(__file__).parents[2] / "scripts" / "conformance_table.py"
     assert subprocess.run([sys.executable, script, "--check"]).returncode == 0, f"run {script.name}"
+
+
+def test_every_difference_on_the_page_has_a_note():
+    script = load_script()
+    page = script.PAGE.read_text()
+    notes = set(re.findall(r"`([a-z0-9-]+)`", page.split("## Where they differ")[1].split("## All checks")[0]))
+    columns = script.columns_of(page)
+    assert len(columns) >= 2
+    differing = {name for column in columns.values() for name, outcome in column.items() if outcome != "pass"}
+    assert sorted(differing - notes) == []
+    assert [name for name in columns["Noria"] if columns["Noria"][name] == "fail"] == []
 
 
 def test_results_become_columns(tmp_path: Path):

@@ -82,8 +82,8 @@ def test_private_memory_is_that_of_the_process() -> None:
     del held
 
 
-FLAT = 0.02
-"""Memory may differ by so much of itself between two looks."""
+FLAT = 0.1
+"""Memory may differ by so much of itself between two looks: what is free within it is not always given back."""
 
 
 @pytest.mark.full

@@ -22,7 +22,7 @@ from noria.errors import NoriaError, OptionError
 from noria.file_limit import raise_file_limit
 
 if TYPE_CHECKING:
-    import aiohttp
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def measure_soak(*, num_streams: int, num_tokens: int, num_rounds: int, num_shor
             logger.info("round %d of %d: %.1f MB", number, num_rounds, result["rounds_mb"][-1])
         result["warm_mb"] = result["rounds_mb"].pop(0)
         result["streams_s"] = round(time.perf_counter() - began_s, 1)
-        result |= asyncio.run(_send_short(url, num_short, look))
+        result |= _send_short(url, num_short, look)
     return result
 
 
@@ -83,36 +83,34 @@ def private_mb(pid: int) -> float:
     return round(kib * 1024 / 1e6, 1)
 
 
-async def _send_short(url: str, number: int, look: Callable[[], float]) -> dict[str, Any]:
+def _send_short(url: str, number: int, look: Callable[[], float]) -> dict[str, Any]:
     if not number:
         return {"short": 0}
-    aiohttp = import_aiohttp()
     numbers = iter(range(number + number // SAMPLES))
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        failures = await _send_some(session, url, numbers, number // SAMPLES)
-        sizes_mb = [look()]
-        began_s = time.perf_counter()
-        for _ in range(SAMPLES):
-            failures += await _send_some(session, url, numbers, number // SAMPLES)
-            sizes_mb.append(look())
-            logger.info("short requests: %.1f MB", sizes_mb[-1])
-        short_s = time.perf_counter() - began_s
+    failures = asyncio.run(_send_some(url, numbers, number // SAMPLES))
+    sizes_mb = [look()]
+    began_s = time.perf_counter()
+    for _ in range(SAMPLES):
+        failures += asyncio.run(_send_some(url, numbers, number // SAMPLES))
+        sizes_mb.append(look())
+        logger.info("short requests: %.1f MB", sizes_mb[-1])
     return {
         "short": number,
         "failed_short": len(failures),
         "errors": failures[:3],
         "short_warm_mb": sizes_mb[0],
         "short_mb": sizes_mb[1:],
-        "short_s": round(short_s, 1),
+        "short_s": round(time.perf_counter() - began_s, 1),
     }
 
 
-async def _send_some(session: aiohttp.ClientSession, url: str, numbers: Iterator[int], how_many: int) -> list[str]:
-    """What went wrong with those that failed."""
+async def _send_some(url: str, numbers: Iterator[int], how_many: int) -> list[str]:
+    """What went wrong with those that failed. On connections of its own: idle ones are closed by the server."""
+    aiohttp = import_aiohttp()
     failures: list[str] = []
     left = iter(range(how_many))
 
-    async def client() -> None:
+    async def client(session: Any) -> None:
         for _ in left:
             body = {"prompt": f"request number {next(numbers):012}", "max_tokens": 1}
             try:
@@ -120,8 +118,9 @@ async def _send_some(session: aiohttp.ClientSession, url: str, numbers: Iterator
                     answer = await response.json()
                 if response.status != 200 or answer["usage"]["completion_tokens"] != 1:
                     failures.append(str(answer)[:200])
-            except (OSError, ValueError, LookupError, TimeoutError, import_aiohttp().ClientError) as error:
+            except (OSError, ValueError, LookupError, TimeoutError, aiohttp.ClientError) as error:
                 failures.append(repr(error))
 
-    await asyncio.gather(*(client() for _ in range(SHORT_AT_ONCE)))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(client(session) for _ in range(SHORT_AT_ONCE)))
     return failures

@@ -123,7 +123,7 @@ def stream_refused(server: Server, endpoint: Endpoint) -> None:
     expect(response.is_json, f"the refusal has content type {response.headers.get('content-type')!r}")
 
 
-@THEME.check_each("proxies are told not to keep a stream: Cache-Control: no-cache", Source.SSE, *BOTH)
+@THEME.check_each("proxies are told not to keep a stream: Cache-Control: no-cache", Source.OURS, *BOTH)
 def stream_not_cached(server: Server, endpoint: Endpoint) -> None:
     control = server.stream(endpoint).headers.get("cache-control", "")
     expect("no-cache" in control or "no-store" in control, f"Cache-Control is {control!r}")
