@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -356,21 +355,6 @@ def test_h8_what_exceeds_the_context_is_refused_and_what_fits_is_answered_uncut(
                 assert max_tokens is None or str(max_tokens) in numbers
 
 
-@pytest.mark.parametrize("headers", [["Content-Length: 5"], ["Content-Length: 100000"], ["Content-Length: 60", "X: y"]])
-@pytest.mark.parametrize("chunk", [b"ffffffffffffffff", b"fffffffff", b"-5", b"5;x=y", b"zz", b"1" * 5000])
-def test_h10_lengths_that_lie_hurt_nobody(server: Server, headers: list[str], chunk: bytes) -> None:
-    """A chunked body that also has a length, and chunks that are not as long as they say."""
-    head = "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: x", "Transfer-Encoding: chunked", *headers, "", ""])
-    with socket.create_connection((server.host, server.port), timeout=10) as connection:
-        connection.sendall(head.encode() + chunk + b'\r\n{"prompt": "x"')
-        connection.shutdown(socket.SHUT_WR)
-        answer = b""
-        while data := connection.recv(65536):
-            answer += data
-    assert not answer or answer.startswith(b"HTTP/1.1 4"), answer
-    assert server.is_healthy()
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("fields", "told"),
@@ -388,3 +372,21 @@ def test_h14_fields_that_nobody_knows_are_named_in_the_answer(
     response = ask(server, path, max_tokens=1, **fields)
     assert response.status == 200
     assert response.headers["x-noria-ignored-fields"] == told
+
+
+# --- J: metrics ---
+
+
+@pytest.mark.parametrize(("num_prompts", "num_tokens", "n"), [(2, 2000, 1), (2, 2000, 3), (10, 10, 1)])
+def test_j5_what_waits_is_told_in_tokens_and_not_only_in_requests(num_prompts: int, num_tokens: int, n: int) -> None:
+    """Two giants weigh more than ten dwarfs, and a prompt of several sequences as much as one."""
+    with running_server({"step_s": 0.02, "max_num_seqs": 1}) as server:
+        running = Call(server, prompt="x", max_tokens=4000, stream=True)
+        server.wait_until(lambda: server.metric("num_requests_running") == 1)
+        assert server.metric("num_queued_tokens") == 0
+        for number in range(num_prompts):
+            Call(server, prompt=str(number) * num_tokens, max_tokens=1, n=n)
+        server.wait_until(lambda: server.metric("num_requests_waiting") == num_prompts * n)
+        assert server.metric("num_queued_tokens") == num_prompts * num_tokens
+        assert server.get("/load").json["queued_prompt_tokens"] == num_prompts * num_tokens
+        assert running.is_alive()
