@@ -140,7 +140,7 @@ def access_line(call: Call, scope: Scope) -> str:
 
 
 def _request_id(scope: Scope) -> str | None:
-    """The request's X-Request-Id. One that is not fit to be told is passed over: proxies set it, and no user can help."""
+    """The request's X-Request-Id. One that cannot be told is passed over: a proxy may set it, and no user can help."""
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             text = str(value.decode("latin-1"))

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from noria.server.answers import UNSET, Answer, Usage
+from noria.server.answers import Answer, Usage
 
 TEXT_MARK = "text goes here"
 
