@@ -131,7 +131,10 @@ def test_a_prompt_at_or_over_the_context_is_refused_with_the_numbers(num_prompt,
 
 def test_prompt_and_max_tokens_over_the_context_are_refused_with_all_numbers():
     world = World(max_model_len=32)
-    with pytest.raises(ContextLengthError, match=r"30 tokens and max_tokens is 3, together 33, but the context is 32"):
+    with pytest.raises(
+        ContextLengthError,
+        match=r"30 tokens and max_tokens is 3, together 33, but this model's maximum context length is 32",
+    ):
         world.add("r", 30, max_tokens=3)
     world.add("fits", 30, max_tokens=2)
     world.run()
