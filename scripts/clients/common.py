@@ -26,9 +26,12 @@ def arguments(doc: str) -> tuple[str, str]:
     if len(sys.argv) != 2 or not sys.argv[1].startswith("http"):
         sys.exit(doc)
     url = sys.argv[1].rstrip("/")
+    return url, first_model(url)
+
+
+def first_model(url: str) -> str:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-        model = json.load(answer)["data"][0]["id"]
-    return url, model
+        return str(json.load(answer)["data"][0]["id"])
 
 
 class Raised:
