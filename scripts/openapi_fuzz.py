@@ -86,7 +86,8 @@ def main() -> int:
     url = arguments.url.rstrip("/")
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{url}/openapi.json", "--checks", "all",
                "--exclude-checks", ",".join(NOT_APPLICABLE), "--exclude-path", "/pause", "--continue-on-failure",
-               "--max-examples", str(arguments.examples), "--seed", str(arguments.seed), "--request-timeout", str(TIMEOUT_S),
+               "--max-examples", str(arguments.examples), "--seed", str(arguments.seed),
+               "--request-timeout", str(TIMEOUT_S),
                "--generation-database", "none"]  # fmt: skip
     if arguments.key:
         command += ["--header", f"Authorization: Bearer {arguments.key}"]
