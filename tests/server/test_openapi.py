@@ -101,6 +101,17 @@ def test_streams_are_what_they_say(server, path, body, usage):
     Description(server).check_events(answer, path)
 
 
+def test_what_is_always_sent_is_required_and_what_may_be_unset_is_not(server):
+    schemas = Description(server).document["components"]["schemas"]
+    assert {"object", "usage"} & set(schemas["CompletionAnswer"]["required"]) == {"object"}
+    assert {"finish_reason", "logprobs", "token_ids"} & set(schemas["CompletionChoice"]["required"]) == {
+        "finish_reason",
+        "logprobs",
+    }
+    assert schemas["HealthAnswer"]["required"] == ["status", "phase"]
+    assert schemas["ChatBody"]["required"] == ["messages"], "what is taken may have defaults"
+
+
 def test_a_stream_that_ends_with_an_error_is_what_it_says():
     with running_server({"step_s": 0.02, "scheduling": {"request_deadline_s": 0.5}}) as server:
         answer = server.complete(prompt="x", max_tokens=1000, stream=True)
