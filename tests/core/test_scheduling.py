@@ -124,7 +124,7 @@ def test_an_empty_prompt_is_refused():
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(32, None), (33, 1), (100, None)])
 def test_a_prompt_at_or_over_the_context_is_refused_with_the_numbers(num_prompt, max_tokens):
     world = World(max_model_len=32)
-    with pytest.raises(ContextLengthError, match=f"{num_prompt} tokens.*context is 32"):
+    with pytest.raises(ContextLengthError, match=f"{num_prompt} tokens.*context length is 32"):
         world.add("r", num_prompt, max_tokens=max_tokens)
     assert not world.scheduler.has_unfinished
 
