@@ -6,7 +6,7 @@
     /tmp/schemathesis/bin/python scripts/openapi_fuzz.py http://127.0.0.1:8000 --key secret
 
 `--examples` (20) is how many requests each operation gets beyond the systematic ones, `--seed` (1) makes them the same
-again. A model that computes gets few tokens to generate (see `sensible`); what is refused is sent as it comes.
+again. A model that computes gets few tokens to generate (see `cheap`); what is refused is sent as it comes.
 
 Every check of Schemathesis runs, and one of ours, that after each request a normal one is answered, but these:
 
@@ -33,27 +33,34 @@ MAX_SEQUENCES = 4
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def sensible(body: Any) -> Any:
-    """A body that costs little where it would be served, and is not nearly always refused for the same reason."""
+def is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def likely(body: Any) -> Any:
+    """A body that is not nearly always refused for the same reason. What the schema does not allow stays as it is."""
     if not isinstance(body, dict):
         return body
-    body = dict(body)
-    if body.get("messages") and isinstance(body["messages"], list) and len(body["messages"]) % 2:
+    body, messages = dict(body), body.get("messages")
+    if messages and isinstance(messages, list) and all(isinstance(m, dict) for m in messages) and len(messages) % 2:
         body["messages"] = MESSAGES
-    given = [name for name in ("prompt", "messages", "content") if body.get(name) is not None]
-    if len(given) > 1 and len(body) % 2:  # /tokenize takes one of them
-        body = {name: value for name, value in body.items() if name not in given[1:]}
-    if "prompt" in body or "messages" in body:
-        limits = (("max_tokens", MAX_TOKENS), ("n", MAX_SEQUENCES), ("best_of", MAX_SEQUENCES))
-        for name, limit in limits:
-            value = body.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and limit < value < 2**20:
-                body[name] = value % limit + 1
-        if body.get("max_tokens") is None:
-            body["max_tokens"] = MAX_TOKENS
-        if isinstance(body.get("max_completion_tokens"), int):
-            body["max_completion_tokens"] = body["max_completion_tokens"] % MAX_TOKENS
+    if isinstance(body.get("prompt"), str) and isinstance(body.get("content"), str) and len(body) % 2:
+        del body["content"]  # /tokenize takes one of them
     return body
+
+
+def cheap(body: dict[str, Any]) -> dict[str, Any]:
+    """A body that costs little where it would be served: values that the schema allows become smaller such values."""
+    bounded = dict(body)
+    for name, limit in (("n", MAX_SEQUENCES), ("best_of", MAX_SEQUENCES), ("max_tokens", MAX_TOKENS)):
+        value = body.get(name)
+        if is_int(value) and limit < value < 2**20:
+            bounded[name] = value % limit + 1
+    if body.get("max_tokens") is None:
+        bounded["max_tokens"] = MAX_TOKENS
+    if is_int(body.get("max_completion_tokens")) and body["max_completion_tokens"] > MAX_TOKENS:
+        bounded["max_completion_tokens"] = MAX_TOKENS
+    return bounded
 
 
 def install_hooks() -> None:
@@ -62,7 +69,12 @@ def install_hooks() -> None:
 
     @schemathesis.hook
     def map_body(context: Any, body: Any) -> Any:
-        return sensible(body)
+        return likely(body)
+
+    @schemathesis.hook
+    def before_call(context: Any, case: Any, kwargs: Any) -> None:
+        if isinstance(case.body, dict) and ("prompt" in case.body or "messages" in case.body):
+            case.body = cheap(case.body)
 
     @schemathesis.check
     def a_normal_request_is_answered(context: Any, response: Any, case: Any) -> None:
