@@ -54,7 +54,10 @@ def test_a2_a_request_that_reaches_the_wall_of_the_pool_ends_there(num_prompt, i
 
 def test_a2_prompt_and_max_tokens_beyond_the_pool_are_refused_at_the_door():
     world = World(num_blocks=8, block_size=4)
-    with pytest.raises(ContextLengthError, match="28 tokens and max_tokens is 16, together 44, but the context is 32"):
+    with pytest.raises(
+        ContextLengthError,
+        match="28 tokens and max_tokens is 16, together 44, but this model's maximum context length is 32",
+    ):
         world.add("r", 28, max_tokens=16, ignore_eos=True)
 
 

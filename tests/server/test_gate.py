@@ -118,7 +118,7 @@ async def test_bodies_together_are_bounded_and_given_back():
         assert await reader.read({"headers": []}, receive) == b"x" * 10
     with pytest.raises(ApiError) as refusal:
         await reader.read({"headers": []}, body_of(b"y"))
-    assert (refusal.value.status, refusal.value.content["error"]["code"]) == (503, "too_many_bodies")
+    assert (refusal.value.status, refusal.value.content.error.code) == (503, "too_many_bodies")
     assert refusal.value.headers["Retry-After"]
     reader.release(10)
     with pytest.raises(ConnectionResetError):

@@ -22,15 +22,15 @@ def judge(prompt_token_ids: Sequence[int], max_tokens: int | None, config: Sched
         raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
     if max_tokens is None and num_prompt >= limit:
         raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens, but the context is {limit} tokens and one must be left "
-            f"to generate: shorten it by {num_prompt - limit + 1}",
+            f"the prompt has {num_prompt} tokens, but this model's maximum context length is {limit} tokens and one "
+            f"must be left to generate: shorten it by {num_prompt - limit + 1}",
             param="prompt",
         )
     if max_tokens is not None and num_prompt + max_tokens > limit:
         is_prompt_alone_too_long = num_prompt + min(max_tokens, 1) > limit
         raise ContextLengthError(
             f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, together "
-            f"{num_prompt + max_tokens}, but the context is {limit} tokens",
+            f"{num_prompt + max_tokens}, but this model's maximum context length is {limit} tokens",
             param="prompt" if is_prompt_alone_too_long else "max_tokens",
         )
     if config.vocab_size is not None:
