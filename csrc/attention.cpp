@@ -17,10 +17,10 @@ constexpr int kValueRows = 6;   // rows of results per pass over the values: 6 x
 
 inline void prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0); }
 
-// scores[r][g * 16 + slot] = scale x q[r] . key, for R rows and G groups of keys. R x G sums are independent of each other,
+// scores[r][g * 16 + slot] = q[r] . key, for R rows and G groups of keys. R x G sums are independent of each other,
 // which is what keeps the multipliers busy when there are few rows.
 template <int R, int G, typename T>
-void score_groups(const T* const* q, const KeyTile<T>& tile, int head_dim, __m512 scale, float* const* scores) {
+void score_groups(const T* const* q, const KeyTile<T>& tile, int head_dim, float* const* scores) {
   using L = Lanes<T>;
   __m512 sums[R][G];
   for (int r = 0; r < R; ++r)
@@ -38,7 +38,7 @@ void score_groups(const T* const* q, const KeyTile<T>& tile, int head_dim, __m51
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int g = 0; g < G; ++g) _mm512_storeu_ps(scores[r] + g * kGroup, _mm512_mul_ps(sums[r][g], scale));
+    for (int g = 0; g < G; ++g) _mm512_storeu_ps(scores[r] + g * kGroup, sums[r][g]);
 }
 
 // out[r][16 x V dimensions from d] = out x decay[r] + weights[r] . values
@@ -76,22 +76,22 @@ void add_all_values(const T* const* weights, const KeyTile<T>& tile, int head_di
 }
 
 template <int R, typename T>
-void score_some(const T* const* q, const KeyTile<T>& tile, int head_dim, __m512 scale, float* const* scores) {
+void score_some(const T* const* q, const KeyTile<T>& tile, int head_dim, float* const* scores) {
   switch (tile.num_groups) {
-    case 1: return score_groups<R, 1>(q, tile, head_dim, scale, scores);
-    case 2: return score_groups<R, 2>(q, tile, head_dim, scale, scores);
-    case 3: return score_groups<R, 3>(q, tile, head_dim, scale, scores);
-    case 4: return score_groups<R, 4>(q, tile, head_dim, scale, scores);
+    case 1: return score_groups<R, 1>(q, tile, head_dim, scores);
+    case 2: return score_groups<R, 2>(q, tile, head_dim, scores);
+    case 3: return score_groups<R, 3>(q, tile, head_dim, scores);
+    case 4: return score_groups<R, 4>(q, tile, head_dim, scores);
   }
 }
 
 template <typename T>
-void score_rows(int rows, const T* const* q, const KeyTile<T>& tile, int head_dim, __m512 scale, float* const* scores) {
+void score_rows(int rows, const T* const* q, const KeyTile<T>& tile, int head_dim, float* const* scores) {
   switch (rows) {
-    case 1: return score_some<1>(q, tile, head_dim, scale, scores);
-    case 2: return score_some<2>(q, tile, head_dim, scale, scores);
-    case 3: return score_some<3>(q, tile, head_dim, scale, scores);
-    case 4: return score_some<4>(q, tile, head_dim, scale, scores);
+    case 1: return score_some<1>(q, tile, head_dim, scores);
+    case 2: return score_some<2>(q, tile, head_dim, scores);
+    case 3: return score_some<3>(q, tile, head_dim, scores);
+    case 4: return score_some<4>(q, tile, head_dim, scores);
   }
 }
 
@@ -132,33 +132,41 @@ void scatter_values(float* to, int offset, int head_dim, int d, __m512 values) {
 }  // namespace
 
 template <typename T>
-float soften(const float* scores, int first_key, int position, float& maximum, float& sum, T* weights) {
+float soften(const float* scores, float scale, int first_key, int position, float& maximum, float* sums, T* weights) {
   const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  const int num_seen = position + 1 - first_key;
   __m512 s[kTileGroups];
-  __m512 most = hidden;
-  for (int g = 0; g < kTileGroups; ++g) {
-    const int num_seen = std::clamp(position + 1 - first_key - g * kGroup, 0, kGroup);
-    const __mmask16 seen = __mmask16((1u << num_seen) - 1);
-    s[g] = _mm512_mask_loadu_ps(hidden, seen, scores + g * kGroup);
-    most = _mm512_max_ps(most, s[g]);
+  if (num_seen >= kTileKeys) {
+    for (int g = 0; g < kTileGroups; ++g) s[g] = _mm512_loadu_ps(scores + g * kGroup);
+  } else {
+    for (int g = 0; g < kTileGroups; ++g) {
+      const __mmask16 seen = __mmask16((1u << std::clamp(num_seen - g * kGroup, 0, kGroup)) - 1);
+      s[g] = _mm512_mask_loadu_ps(hidden, seen, scores + g * kGroup);
+    }
   }
+  const __m512 most = _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]));
   const float highest = std::max(maximum, _mm512_reduce_max_ps(most));
-  const __m512 shift = _mm512_set1_ps(highest);
-  __m512 total = _mm512_setzero_ps();
+  const __m512 shift = _mm512_set1_ps(highest), factor = _mm512_set1_ps(scale);
+  __m512 total = _mm512_loadu_ps(sums);
+  float decay = 1;
+  if (highest != maximum) {
+    const __m512 decays = softmax16<T>(_mm512_set1_ps((maximum - highest) * scale));
+    total = _mm512_mul_ps(total, decays);
+    decay = _mm512_cvtss_f32(decays);
+    maximum = highest;
+  }
   for (int g = 0; g < kTileGroups; ++g) {
-    const __m512 w = exp16(_mm512_sub_ps(s[g], shift));
+    const __m512 w = softmax16<T>(_mm512_mul_ps(_mm512_sub_ps(s[g], shift), factor));
     total = _mm512_add_ps(total, w);
     store16(weights + g * kGroup, w);
   }
-  const float decay = _mm512_cvtss_f32(exp16(_mm512_set1_ps(maximum - highest)));
-  sum = sum * decay + _mm512_reduce_add_ps(total);
-  maximum = highest;
+  _mm512_storeu_ps(sums, total);
   return decay;
 }
 
 size_t attention_scratch_floats(const AttentionShape& shape, int num_queries) {
   const size_t rows = (size_t(num_queries) * shape.shared() + 15) / 16 * 16;
-  return rows * (2 * size_t(shape.head_dim) + 2 * kTileKeys + 4) + 64;
+  return rows * (2 * size_t(shape.head_dim) + 2 * kTileKeys + kGroup + 2) + 64;
 }
 
 template <typename T>
@@ -169,15 +177,12 @@ void attend(const AttentionShape& shape, const AttentionItem<T>& item, const Att
   float* scores = sums + size_t(rows) * head_dim;    // [rows][64]
   T* weights = reinterpret_cast<T*>(scores + size_t(rows) * kTileKeys);  // [rows][64]
   float* maximum = scores + 2 * size_t(rows) * kTileKeys;
-  float* weight_sums = maximum + rows;
-  float* decay = weight_sums + rows;
-  for (int r = 0; r < rows; ++r) {
-    maximum[r] = -std::numeric_limits<float>::infinity();
-    weight_sums[r] = 0;
-  }
+  float* decay = maximum + rows;
+  float* weight_sums = decay + rows;  // [rows][16]
+  std::fill(maximum, maximum + rows, -std::numeric_limits<float>::infinity());
+  std::fill(weight_sums, weight_sums + size_t(rows) * kGroup, 0.0f);
   std::fill(sums, sums + size_t(rows) * head_dim, 0.0f);
 
-  const __m512 scale = _mm512_set1_ps(shape.scale);
   const T* q[kScoreRows];
   float* score_at[kScoreRows];
   const T* weight_at[kValueRows];
@@ -190,11 +195,11 @@ void attend(const AttentionShape& shape, const AttentionItem<T>& item, const Att
         q[r] = item.q + query * item.q_stride + size_t(head) * head_dim;
         score_at[r] = scores + size_t(r0 + r) * kTileKeys;
       }
-      score_rows(n, q, tile, head_dim, scale, score_at);
+      score_rows(n, q, tile, head_dim, score_at);
     }
     for (int r = 0; r < rows; ++r) {
-      decay[r] = soften(scores + size_t(r) * kTileKeys, tile.first_key, item.first_position + r / shared, maximum[r],
-                        weight_sums[r], weights + size_t(r) * kTileKeys);
+      decay[r] = soften(scores + size_t(r) * kTileKeys, shape.scale, tile.first_key, item.first_position + r / shared,
+                        maximum[r], weight_sums + size_t(r) * kGroup, weights + size_t(r) * kTileKeys);
     }
     for (int r0 = 0; r0 < rows; r0 += kValueRows) {
       const int n = std::min(kValueRows, rows - r0);
@@ -214,7 +219,7 @@ void finish_rows(const AttentionShape& shape, const AttentionItem<T>& item, cons
   const int shared = shape.shared(), head_dim = shape.head_dim, rows = item.num_queries * shared;
   for (int r = 0; r < rows; ++r) {
     const int row = first_row + r / shared, first_column = (item.kv_head * shared + r % shared) * head_dim;
-    const __m512 share = _mm512_set1_ps(1.0f / weight_sums[r]);
+    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(_mm512_loadu_ps(weight_sums + size_t(r) * kGroup)));
     for (int d = 0; d < head_dim; d += 16)
       store16(out.at(row, first_column + d), _mm512_mul_ps(_mm512_loadu_ps(sums + size_t(r) * head_dim + d), share));
     const int end = first_column + head_dim;
@@ -245,7 +250,7 @@ void write_kv(const AttentionShape& shape, T* pool, int64_t slot, const float* k
 template void attend(const AttentionShape&, const AttentionItem<bf16>&, const AttentionItem<bf16>*, float*, SlabsView<bf16>, int);
 template void attend(const AttentionShape&, const AttentionItem<float>&, const AttentionItem<float>*, float*, SlabsView<float>, int);
 template void finish_rows(const AttentionShape&, const AttentionItem<bf16>&, const float*, const float*, SlabsView<bf16>, int);
-template float soften(const float*, int, int, float&, float&, bf16*);
+template float soften(const float*, float, int, int, float&, float*, bf16*);
 template void write_kv(const AttentionShape&, bf16*, int64_t, const float*, const float*);
 template void write_kv(const AttentionShape&, float*, int64_t, const float*, const float*);
 

@@ -99,15 +99,15 @@ void attend(const AttentionShape& shape, const AttentionItem<T>& item, const Att
 void attend_amx(const AttentionShape& shape, const AttentionItem<bf16>& item, const AttentionItem<bf16>* following,
                 float* scratch, SlabsView<bf16> out, int first_row);
 
-// The last step of both: sums [rows][head_dim] divided by the row's sum of weights, into `out`.
+// The last step of both: sums [rows][head_dim] divided by the row's sum of weights, which is in 16 parts, into `out`.
 template <typename T>
 void finish_rows(const AttentionShape& shape, const AttentionItem<T>& item, const float* sums, const float* weight_sums,
                  SlabsView<T> out, int first_row);
 
-// Turns a row's scores of one tile into weights, hiding keys behind `position`; updates the running maximum and sum.
-// Returns by what everything before is to be multiplied.
+// Turns a row's scores of one tile, times `scale`, into weights, hiding keys behind `position`; updates the running maximum
+// (of scores) and the 16 sums (of weights, every 16th key's). Returns by what everything before is to be multiplied: mostly exactly 1.
 template <typename T>
-float soften(const float* scores, int first_key, int position, float& maximum, float& sum, T* weights);
+float soften(const float* scores, float scale, int first_key, int position, float& maximum, float* sums, T* weights);
 
 // Bytes / 4 that `attend` needs of scratch for that many queries.
 size_t attention_scratch_floats(const AttentionShape& shape, int num_queries);

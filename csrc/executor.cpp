@@ -1,6 +1,7 @@
 #include "executor.h"
 
 #include <immintrin.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -15,8 +16,11 @@ namespace {
 
 constexpr int kQueriesPerItem = 16;
 constexpr int kRowsPerTurn = 4;
-constexpr int kChunkBytes = 400 << 10;      // of a product's input that a core keeps while it goes through the weights
-constexpr int kPrefetchBytes = 4096;        // how far ahead of their use weights are asked for
+// Of a product's input, what a core keeps in its second cache while it goes through the weights.
+int chunk_bytes() {
+  static const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return int(std::clamp(cache, 1L << 20, 4L << 20) / 5 * 2);
+}
 
 }  // namespace
 
@@ -238,7 +242,7 @@ void Executor<T>::prepare(const Batch& batch) {
   for (Slabs& slabs : slabs_) slabs.data.reserve(size_t(most_rows) * padded(slabs.width));
   shares_.clear();
   seconds.assign(timed ? operations_.size() : 0, 0.0);
-  size_t scratch = size_t(kernel_.max_rows) * kPanel;
+  size_t scratch = (size_t(most_rows) + 2 * kernel_.max_rows) * kPanel;
   for (const AttentionShape& shape : shapes_) scratch = std::max(scratch, attention_scratch_floats(shape, kQueriesPerItem));
   for (Array<float>& array : scratch_) array.reserve(scratch);
   items_.clear();
@@ -286,8 +290,10 @@ void Executor<T>::execute(const Operation& op, size_t index, int thread) {
     case Kind::kProduct: {
       if (rows == 0) return share(0, 1, [](int, int) {});
       const Blocking cut = blocking(op);
-      float* block = scratch_[thread].data();
-      return share(cut.num_chunks * cut.panels, 1, [&](int b, int) { product(op, cut, b, block); });
+      Block before{};
+      share(cut.num_chunks * cut.panels, 1, [&](int b, int) { product(op, cut, b, scratch_[thread].data(), before); });
+      if (before.executor != nullptr) finish_rows(before, 0, before.rows);
+      return;
     }
   }
 }
@@ -341,55 +347,75 @@ typename Executor<T>::Blocking Executor<T>::blocking(const Operation& op) const 
     return ((total + parts - 1) / parts + multiple - 1) / multiple * multiple;
   };
   const int row_bytes = matrix.num_slabs * kSlab * int(sizeof(T));
-  const int most_rows = std::max(kChunkBytes / row_bytes, kernel_.max_rows) / kernel_.max_rows * kernel_.max_rows;
+  const int most_rows = std::max(chunk_bytes() / row_bytes, kernel_.max_rows) / kernel_.max_rows * kernel_.max_rows;
   cut.chunk_rows = equal_parts(cut.rows, most_rows, kernel_.row_multiple);
   cut.num_chunks = (cut.rows + cut.chunk_rows - 1) / cut.chunk_rows;
   cut.block_rows = equal_parts(cut.chunk_rows, kernel_.max_rows, kernel_.row_multiple);
   return cut;
 }
 
-// One of chunks x panels.
+// One of chunks x panels. With tiles, a block's sums are finished while the next block is multiplied, be it another
+// panel's: `before` is the block that waits for it.
 template <typename T>
-void Executor<T>::product(const Operation& op, const Blocking& cut, int item, float* block) {
+void Executor<T>::product(const Operation& op, const Blocking& cut, int item, float* scratch, Block& before) {
   const Matrix& matrix = *matrices_[op.weight];
-  const Slabs& in = slabs_[op.input];
-  const size_t slab_stride = size_t(padded_rows(cut.rows)) * kSlab;
-  const size_t panel_size = size_t(kPanel) * matrix.num_slabs * kSlab, panel_bytes = panel_size * sizeof(T);
+  const size_t slab_stride = size_t(padded_rows(cut.rows)) * kSlab, slab_weights = size_t(kPanel) * kSlab;
   const int panel = item % cut.panels, first_row = item / cut.panels * cut.chunk_rows;
   const int last_row = std::min(first_row + cut.chunk_rows, cut.rows);
   const int num_blocks = (last_row - first_row + cut.block_rows - 1) / cut.block_rows;
-  const T* weights = matrix.data.data() + panel * panel_size;
-  // A single block reads its own panel a little ahead; several share out the next one, which then is there in time.
-  uintptr_t ahead = reinterpret_cast<uintptr_t>(weights) + (num_blocks == 1 ? kPrefetchBytes : panel_bytes);
-  const size_t step = Ahead::kBytes / num_blocks;
-  for (int row = first_row; row < last_row; row += cut.block_rows, ahead += panel_bytes / num_blocks) {
-    const int rows = std::min(cut.block_rows, last_row - row);
-    kernel_.run(in.data.data() + size_t(row) * kSlab, slab_stride, rows, weights, matrix.num_slabs, block, {ahead, step});
-    finish_block(op, matrix, panel, row, rows, cut.rows, block);
+  const T* weights = matrix.data.data() + panel * matrix.num_slabs * slab_weights;
+  // Several blocks go through a panel part by part, so that each finds the part in the first cache.
+  const int num_parts = num_blocks == 1 ? 1 : (matrix.num_slabs + kernel_.most_slabs - 1) / kernel_.most_slabs;
+  // Sums have places in turn. One more than there are blocks: `before` still has one.
+  const int block_size = kernel_.max_rows * kPanel, num_places = num_parts == 1 ? 2 : num_blocks + 1;
+  const int first_place = before.executor == nullptr ? 0 : int(before.sums - scratch) / block_size + 1;
+  for (int part = 0; part < num_parts; ++part) {
+    const int begin = matrix.num_slabs * part / num_parts, num_slabs = matrix.num_slabs * (part + 1) / num_parts - begin;
+    const T* x = slabs_[op.input].data.data() + begin * slab_stride;
+    const T* part_weights = weights + begin * slab_weights;
+    const size_t part_bytes = num_slabs * slab_weights * sizeof(T);
+    // A single block reads its own panel a little ahead; several share out what comes next, which then is there in time.
+    uintptr_t ahead = reinterpret_cast<uintptr_t>(part_weights) + (num_blocks == 1 ? kernel_.ahead_bytes : part_bytes);
+    for (int i = 0; i < num_blocks; ++i, ahead += part_bytes / num_blocks) {
+      const int row = first_row + i * cut.block_rows, rows = std::min(cut.block_rows, last_row - row);
+      float* sums = scratch + (first_place + i) % num_places * block_size;
+      kernel_.run(x + size_t(row) * kSlab, slab_stride, rows, part_weights, num_slabs, sums, part > 0,
+                  {ahead, Ahead::kBytes / num_blocks}, before.finishing());
+      before = Block{};
+      if (part + 1 < num_parts) continue;
+      const Block block{this, &op, &matrix, panel, row, rows, cut.rows, sums};
+      if (kernel_.has_tiles) {
+        before = block;
+      } else {
+        finish_rows(block, 0, rows);
+      }
+    }
   }
 }
 
-// What becomes of a block of sums: [rows][32] for outputs from panel x 32.
+// What becomes of a block's sums.
 template <typename T>
-void Executor<T>::finish_block(const Operation& op, const Matrix& matrix, int panel, int first_row, int rows,
-                               int num_rows, const float* block) {
+void Executor<T>::finish_rows(const Block& block, int begin, int end) {
+  const Operation& op = *block.op;
+  const Matrix& matrix = *block.matrix;
+  const int panel = block.panel;
   __m512 bias_low = _mm512_setzero_ps(), bias_high = bias_low;
   if (!matrix.bias.empty()) {
     bias_low = _mm512_loadu_ps(matrix.bias.data() + panel * kPanel);
     bias_high = _mm512_loadu_ps(matrix.bias.data() + panel * kPanel + 16);
   }
   if (op.epilogue == Epilogue::kSiluMul) {
-    const SlabsView<T> out = view(op.output, num_rows);
+    const SlabsView<T> out = view(op.output, block.num_rows);
     const int column = panel * 16, width = slabs_[op.output].width;
     const int left = width - column;
     const __mmask16 mask = left >= 16 ? 0xFFFF : (1u << left) - 1;
     const bool is_last_half = column % kSlab == 0 && column + 16 >= width;
-    for (int r = 0; r < rows; ++r) {
-      const __m512 gate = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel), bias_low);
-      const __m512 up = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel + 16), bias_high);
+    for (int r = begin; r < end; ++r) {
+      const __m512 gate = _mm512_add_ps(_mm512_loadu_ps(block.sums + r * kPanel), bias_low);
+      const __m512 up = _mm512_add_ps(_mm512_loadu_ps(block.sums + r * kPanel + 16), bias_high);
       const __m512 one = _mm512_set1_ps(1.0f);
       const __m512 sigmoid = _mm512_div_ps(one, _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), gate))));
-      T* to = out.at(first_row + r, column);
+      T* to = out.at(block.first_row + r, column);
       store16(to, _mm512_maskz_mov_ps(mask, _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), up)));
       if (is_last_half) store16(to + 16, _mm512_setzero_ps());
     }
@@ -399,10 +425,10 @@ void Executor<T>::finish_block(const Operation& op, const Matrix& matrix, int pa
   const int column = panel * kPanel, left = matrix.outputs - column;
   const __mmask16 low = left >= 16 ? 0xFFFF : (1u << left) - 1;
   const __mmask16 high = left >= 32 ? 0xFFFF : left > 16 ? (1u << (left - 16)) - 1 : 0;
-  for (int r = 0; r < rows; ++r) {
-    float* to = out.data() + size_t(first_row + r) * out.width + column;
-    __m512 y0 = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel), bias_low);
-    __m512 y1 = _mm512_add_ps(_mm512_loadu_ps(block + r * kPanel + 16), bias_high);
+  for (int r = begin; r < end; ++r) {
+    float* to = out.data() + size_t(block.first_row + r) * out.width + column;
+    __m512 y0 = _mm512_add_ps(_mm512_loadu_ps(block.sums + r * kPanel), bias_low);
+    __m512 y1 = _mm512_add_ps(_mm512_loadu_ps(block.sums + r * kPanel + 16), bias_high);
     if (op.epilogue == Epilogue::kAdd) {
       y0 = _mm512_add_ps(_mm512_maskz_loadu_ps(low, to), y0);
       y1 = _mm512_add_ps(_mm512_maskz_loadu_ps(high, to + 16), y1);

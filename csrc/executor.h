@@ -136,6 +136,22 @@ class Executor {
   struct Blocking {
     int rows, block_rows, chunk_rows, num_chunks, panels;
   };
+  // Sums [rows][32] for the outputs of a panel, and where they go.
+  struct Block {
+    Executor* executor = nullptr;
+    const Operation* op = nullptr;
+    const Matrix* matrix = nullptr;
+    int panel = 0, first_row = 0, rows = 0;
+    int num_rows = 0;  // of the whole product
+    float* sums = nullptr;
+
+    // The rest of the product, for some of the rows.
+    Meanwhile finishing() const { return {finish, this, executor == nullptr ? 0 : rows}; }
+    static void finish(const void* block, int begin, int end) {
+      const Block& self = *static_cast<const Block*>(block);
+      self.executor->finish_rows(self, begin, end);
+    }
+  };
   struct Item {
     int row, first_query, num_queries, kv_head;
   };
@@ -153,9 +169,8 @@ class Executor {
   void execute(const Operation& op, size_t index, int thread);
   void embedding(const Operation& op, int begin, int end);
   void norm(const Operation& op, int begin, int end);
-  void product(const Operation& op, const Blocking& blocking, int item, float* block);
-  void finish_block(const Operation& op, const Matrix& matrix, int panel, int first_row, int rows, int num_rows,
-                    const float* block);
+  void product(const Operation& op, const Blocking& blocking, int item, float* scratch, Block& before);
+  void finish_rows(const Block& block, int begin, int end);
   void rotary_table(const Operation& op, int begin, int end);
   void rotary(const Operation& op, int begin, int end);
   AttentionItem<T> attention_item(const Operation& op, const Item& item) const;

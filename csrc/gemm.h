@@ -40,18 +40,30 @@ struct Ahead {
   uintptr_t at;
   size_t step;
 
-  // For the next `kBytes` x `times` of the panel.
+  // For the next `kBytes` x `times` of the panel. Into the first cache, or the second.
+  template <bool kSecond = false>
   void fetch(int times = 1);
 };
 
-// block[r * kPanel + j] for r in [0, rows), rows <= max_rows. `x` points to the first row in slab 0; slabs are
-// `slab_stride` elements apart. Rows up to the next multiple of `row_multiple` are read, and must exist.
+// Work on rows of some other block, to be done while this one is computed: where multiplying is the tiles' business, the
+// vector units have nothing else to do.
+struct Meanwhile {
+  void (*run)(const void* what, int begin, int end) = nullptr;
+  const void* what = nullptr;
+  int rows = 0;
+};
+
+// block[r * kPanel + j] for r in [0, rows), rows <= max_rows, over some slabs: from 0, or on from what the block holds.
+// `x` points to the first row in the first slab; slabs are `slab_stride` elements apart. Rows up to the next multiple of
+// `row_multiple` are read, and must exist.
 template <typename T>
 struct GemmKernel {
   int max_rows;
   int row_multiple;
-  void (*run)(const T* x, size_t slab_stride, int rows, const T* panel, int num_slabs, float* block,
-              Ahead ahead);
+  int most_slabs;  // of several blocks of rows in turn: what the first cache holds of a panel
+  size_t ahead_bytes;  // of a single one: how far ahead of their use weights are asked for
+  void (*run)(const T* x, size_t slab_stride, int rows, const T* panel, int num_slabs, float* block, bool goes_on,
+              Ahead ahead, Meanwhile meanwhile);
   void (*enter)();  // per thread, before and
   void (*leave)();  // after a step
   const char* name;

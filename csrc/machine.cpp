@@ -128,7 +128,7 @@ double kernel_flops(int num_threads, GemmKernel<T> kernel) {
     const T* panel = panels[thread].data();
     const Ahead ahead{reinterpret_cast<uintptr_t>(panel), Ahead::kBytes};
     for (int call = 0; call < kCalls; ++call)
-      kernel.run(inputs[thread].data(), size_t(rows) * kSlab, rows, panel, kSlabs, blocks[thread].data(), ahead);
+      kernel.run(inputs[thread].data(), size_t(rows) * kSlab, rows, panel, kSlabs, blocks[thread].data(), false, ahead, {});
     kernel.leave();
   });
   const double operations = 2.0 * num_threads * kCalls * rows * kPanel * kSlabs * kSlab;

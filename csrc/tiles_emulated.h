@@ -56,11 +56,13 @@ inline void add_products(int sums, int a, int b) {
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #define _tile_loadconfig noria::emulated::load_config
 #define _tile_release noria::emulated::release
 #define _tile_zero noria::emulated::zero
+#define _tile_stream_loadd noria::emulated::load
 #define _tile_loadd noria::emulated::load
 #define _tile_stored noria::emulated::store
 #define _tile_dpbf16ps noria::emulated::add_products

@@ -50,7 +50,10 @@ class RequestError(NoriaError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt alone, or prompt plus `max_tokens`, is longer than the context."""
+    """The prompt alone, or prompt plus `max_tokens`, is longer than the context.
+
+    Messages say "this model's maximum context length is": clients that shorten and try again look for these words.
+    """
 
     def __init__(self, message: str, *, param: str) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")

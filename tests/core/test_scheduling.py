@@ -124,14 +124,17 @@ def test_an_empty_prompt_is_refused():
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(32, None), (33, 1), (100, None)])
 def test_a_prompt_at_or_over_the_context_is_refused_with_the_numbers(num_prompt, max_tokens):
     world = World(max_model_len=32)
-    with pytest.raises(ContextLengthError, match=f"{num_prompt} tokens.*context is 32"):
+    with pytest.raises(ContextLengthError, match=f"{num_prompt} tokens.*context length is 32"):
         world.add("r", num_prompt, max_tokens=max_tokens)
     assert not world.scheduler.has_unfinished
 
 
 def test_prompt_and_max_tokens_over_the_context_are_refused_with_all_numbers():
     world = World(max_model_len=32)
-    with pytest.raises(ContextLengthError, match=r"30 tokens and max_tokens is 3, together 33, but the context is 32"):
+    with pytest.raises(
+        ContextLengthError,
+        match=r"30 tokens and max_tokens is 3, together 33, but this model's maximum context length is 32",
+    ):
         world.add("r", 30, max_tokens=3)
     world.add("fits", 30, max_tokens=2)
     world.run()

@@ -424,7 +424,7 @@ async def test_what_is_never_served_is_the_clients_mistake_also_when_it_is_found
         with pytest.raises(RequestError, match="nobody ever passes") as caught:
             await generation.wait()
     error = as_api_error(caught.value)
-    assert (error.status, error.content["error"]["code"]) == (400, "refused")
+    assert (error.status, error.content.error.code) == (400, "refused")
     await asyncio.wait_for(async_engine.wait_idle(), 5)
     async_engine.shut_down()
 

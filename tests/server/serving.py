@@ -120,9 +120,9 @@ class Response:
 class Call(threading.Thread):
     """A completion in the background; `response` and `ended_s` are set when it is over, `header_s` before."""
 
-    def __init__(self, server: Server, **body: Any) -> None:
+    def __init__(self, server: Server, *, path: str = "/v1/completions", **body: Any) -> None:
         super().__init__(daemon=True)
-        self._server, self._body = server, body
+        self._server, self._path, self._body = server, path, body
         self.response: Response | None = None
         self.error: Exception | None = None
         self.header_s = self.ended_s = 0.0
@@ -130,7 +130,7 @@ class Call(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.response = self._server.request("POST", "/v1/completions", self._body, on_header=self._note_header)
+            self.response = self._server.request("POST", self._path, self._body, on_header=self._note_header)
         except Exception as error:
             self.error = error
         self.ended_s = time.monotonic()

@@ -234,3 +234,60 @@ def test_a_line_for_each_request_and_nothing_of_what_it_said():
 def test_an_open_server_on_a_public_address_is_warned_of(host):
     with running_server({}, {"host": host}) as server:
         assert any("no API keys" in line for line in server.log) == (host == "0.0.0.0")
+
+
+# --- the client's name for a request ---
+
+
+def test_a_name_in_the_header_comes_back_and_stands_in_the_log():
+    with running_server({}, {"access_log": True, "api_key": ["k"]}) as server:
+        key = {"Authorization": "Bearer k"}
+        named = {"X-Request-Id": "a-1.b:c/2"}
+        whole = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2}, headers=key | named)
+        call_id = whole.headers["x-noria-call-id"]
+        assert whole.headers["x-request-id"] == "a-1.b:c/2"
+        assert whole.json["id"] == f"cmpl-{call_id}", "our own names do not depend on it"
+        streamed = {"prompt": "x", "max_tokens": 2, "stream": True, "request_id": "mine"}
+        stream = server.request("POST", "/v1/completions", streamed, headers=key | named)
+        assert stream.headers["x-request-id"] == "a-1.b:c/2"
+        assert stream.events[0]["id"] == "cmpl-mine", "the body's field names the answer, the header the request"
+        for method, path, body, headers, status in (
+            ("GET", "/v1/models", None, key, 200),
+            ("GET", "/v1/models", None, {}, 401),
+            ("POST", "/v1/completions", {"prompt": 5}, key, 400),
+            ("GET", "/nowhere", None, key, 404),
+            ("GET", "/health", None, {}, 200),
+        ):
+            answer = server.request(method, path, body, headers=headers | named)
+            assert (answer.status, answer.headers["x-request-id"]) == (status, "a-1.b:c/2")
+        server.wait_until(lambda: any("/nowhere" in line for line in server.log))
+        lines = [line for line in server.log if "noria.access" in line]
+        assert len(lines) == 6
+        assert all(" request_id=a-1.b:c/2 " in line for line in lines)
+        assert f" id={call_id} request_id=a-1.b:c/2 outcome=finished" in lines[0]
+
+
+def test_without_a_name_a_call_goes_by_its_own(server):
+    answer = server.complete(prompt="x", max_tokens=1)
+    assert answer.headers["x-request-id"] == answer.headers["x-noria-call-id"]
+    refused = server.complete(prompt="x", max_tokens=-1)
+    assert refused.headers["x-request-id"]
+    assert "x-request-id" not in server.get("/health").headers
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\tb", 'a"b', "é", "x" * 257, "a\\b", "<b>"])
+def test_a_name_that_is_not_fit_to_be_told_is_passed_over(server, name):
+    headers = {"X-Request-Id": name}
+    answer = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=headers)
+    assert answer.status == 200
+    assert answer.headers["x-request-id"] == answer.headers["x-noria-call-id"]
+    assert "x-request-id" not in server.request("GET", "/version", headers=headers).headers
+
+
+def test_two_requests_may_have_one_name(server):
+    calls = [
+        server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "same"})
+        for _ in range(2)
+    ]
+    assert [call.headers["x-request-id"] for call in calls] == ["same", "same"]
+    assert calls[0].json["id"] != calls[1].json["id"]

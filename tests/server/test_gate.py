@@ -124,7 +124,7 @@ async def test_bodies_together_are_bounded_and_given_back():
     assert {body.content for body in held} == {b"x" * 10}
     with pytest.raises(ApiError) as refusal:
         await reader.read({"headers": []}, body_of(b"y"))
-    assert (refusal.value.status, refusal.value.content["error"]["code"]) == (503, "too_many_bodies")
+    assert (refusal.value.status, refusal.value.content.error.code) == (503, "too_many_bodies")
     assert refusal.value.headers["Retry-After"]
     with held[0]:
         held[0].release()

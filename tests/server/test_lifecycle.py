@@ -45,19 +45,25 @@ def test_a_taken_port_is_said_at_once():
 
 
 def test_sigterm_drains():
-    """Running ones finish, new ones are refused, and then it ends with 0."""
-    with running_server({"step_s": 0.02}) as server:
-        streamed = Call(server, prompt="x", max_tokens=100, stream=True)
+    """Those that run finish, and those that wait too; new ones are refused, and then it ends with 0."""
+    with running_server({"step_s": 0.02, "max_num_seqs": 4}) as server:
+        streams = [Call(server, prompt="x", max_tokens=100, stream=True) for _ in range(3)]
         whole = Call(server, prompt="y", max_tokens=60)
-        server.wait_until(lambda: server.metric("num_requests_running") == 2)
+        server.wait_until(lambda: server.metric("num_requests_running") == 4)
+        queued = [Call(server, prompt="z", max_tokens=20, stream=True), Call(server, prompt="z", max_tokens=20)]
+        server.wait_until(lambda: server.metric("num_requests_waiting") == 2)
         server.process.send_signal(signal.SIGTERM)
         server.wait_until(lambda: server.get("/health").json["phase"] == "draining")
         assert server.get("/health").status == 503
+        assert (server.get("/ready").status, server.get("/ready").json["code"]) == (503, "draining")
         refused = server.complete(prompt="z")
         assert (refused.status, refused.error["code"]) == (503, "draining")
         assert "retry-after" in refused.headers
-        assert sum(len(e["choices"][0]["text"]) for e in streamed.result().events) == 100
+        for stream in streams:
+            assert sum(len(e["choices"][0]["text"]) for e in stream.result().events) == 100
         assert whole.result().json["usage"]["completion_tokens"] == 60
+        assert sum(len(e["choices"][0]["text"]) for e in queued[0].result().events) == 20
+        assert queued[1].result().json["usage"]["completion_tokens"] == 20
         assert server.process.wait(10) == 0
 
 

@@ -121,6 +121,16 @@ def test_extra_fields_and_errors(client):
     assert missing.value.code == "model_not_found"
 
 
+def test_the_sdk_knows_the_name_of_a_request(client):
+    body = {"model": "scripted", "prompt": "x", "max_tokens": 2}
+    answer = client.completions.create(**body)
+    assert answer.id == f"cmpl-{answer._request_id}"
+    assert client.completions.create(**body, extra_headers={"X-Request-Id": "mine"})._request_id == "mine"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(**body | {"max_tokens": -1}, extra_headers={"X-Request-Id": "mine"})
+    assert refused.value.request_id == "mine"
+
+
 @pytest.mark.anyio
 async def test_closing_an_async_stream_ends_the_request(server):
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:

@@ -216,7 +216,7 @@ def test_best_of_gives_n_of_each_prompt_and_counts_all() -> None:
 def test_keys_of_a_logit_bias_are_token_ids(key: str) -> None:
     with pytest.raises(ApiError) as refused:
         token_biases({key: 1.0})
-    assert refused.value.content["error"]["param"] == "logit_bias"
+    assert refused.value.content.error.param == "logit_bias"
 
 
 def test_a_logit_bias_arrives_with_numbers_for_keys() -> None:

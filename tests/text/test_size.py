@@ -87,7 +87,9 @@ def test_what_is_too_long_is_refused_without_encoding_it():
             raise AssertionError("it was encoded")
 
     check_size("a" * 500, Unread(), 100, param="prompt")
-    with pytest.raises(ContextLengthError, match="505 characters, at least 101 tokens, but the context is 100"):
+    with pytest.raises(
+        ContextLengthError, match="505 characters, at least 101 tokens, but this model's maximum context length is 100"
+    ):
         check_size("a" * 505, Unread(), 100, param="prompt")
 
 

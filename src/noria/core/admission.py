@@ -20,17 +20,18 @@ def judge(prompt_token_ids: Sequence[int], max_tokens: int | None, config: Sched
     num_prompt, limit = len(prompt_token_ids), config.max_model_len
     if num_prompt == 0:
         raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
-    if num_prompt >= limit and not (max_tokens == 0 and num_prompt == limit):
+    if max_tokens is None and num_prompt >= limit:
         raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens, but the context is {limit} tokens and one must be left "
-            f"to generate: shorten it by {num_prompt - limit + 1}",
+            f"the prompt has {num_prompt} tokens, but this model's maximum context length is {limit} tokens and one "
+            f"must be left to generate: shorten it by {num_prompt - limit + 1}",
             param="prompt",
         )
     if max_tokens is not None and num_prompt + max_tokens > limit:
+        is_prompt_alone_too_long = num_prompt + min(max_tokens, 1) > limit
         raise ContextLengthError(
             f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, together "
-            f"{num_prompt + max_tokens}, but the context is {limit} tokens",
-            param="max_tokens",
+            f"{num_prompt + max_tokens}, but this model's maximum context length is {limit} tokens",
+            param="prompt" if is_prompt_alone_too_long else "max_tokens",
         )
     if config.vocab_size is not None:
         low, high = min(prompt_token_ids), max(prompt_token_ids)

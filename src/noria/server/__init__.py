@@ -20,6 +20,7 @@ template_worker.py  such a process
 generation.py   from prompts to news of sequences
 completions.py  /v1/completions: in and out
 chat.py         /v1/chat/completions: in and out
+answers.py      what they answer, whole or in chunks
 envelope.py     what all answers have in common
 info.py         health, readiness, load, models, metrics
 tokenizing.py   /tokenize and /detokenize

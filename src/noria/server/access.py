@@ -5,7 +5,6 @@ There is no list of what is protected: a route that somebody adds tomorrow is, a
 
 from __future__ import annotations
 
-import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.server.errors import ApiError
@@ -71,7 +70,7 @@ async def _refuse(send: Send) -> None:
         kind="authentication_error",
         code="invalid_api_key",
     )
-    body = msgspec.json.encode(error.content)
+    body = error.body
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 from noria.kv.prefix import PrefixKey
 from noria.sampling import SamplingParams
+from noria.server.answers import Answer, PromptTokensDetails, Usage
 from noria.server.bodies import GenerationBody
 from noria.server.envelope import ChunkTemplate, Envelope
 from noria.server.errors import ApiError
-from noria.server.generation import Generation, News, PromptTokensDetails, Usage
+from noria.server.generation import Generation, News
 from noria.server.served import ServedModel
 from noria.server.token_texts import TokenTexts
 from noria.text.tokenizer import Tokenizer
@@ -33,8 +34,8 @@ class GenerationApi(ABC):
     """One call to a generating endpoint. `renamed` maps names of `SamplingParams` and the engine to the body's."""
 
     ID_PREFIX: ClassVar[str]
-    ANSWER_KIND: ClassVar[str]
-    CHUNK_KIND: ClassVar[str]
+    ANSWER: ClassVar[type[Answer]]
+    CHUNK: ClassVar[type[Answer]]
 
     def __init__(self, body: GenerationBody, model: ServedModel) -> None:
         """Raises `ApiError` for fields that contradict each other."""
@@ -79,7 +80,7 @@ class GenerationApi(ABC):
     def closing(self) -> list[bytes]:
         """The last chunk: the usage, if it was asked for."""
         assert self._generation is not None
-        return [self._envelope.encode(self.CHUNK_KIND, [], self._generation.usage)] if self._body.wants_usage else []
+        return [self._envelope.encode(self.CHUNK, [], self._generation.usage)] if self._body.wants_usage else []
 
     def _chunks_of(self, news: News) -> Iterator[bytes]:
         self._num_told += len(news.token_ids)
@@ -99,14 +100,14 @@ class GenerationApi(ABC):
 
     def _chunk(self, choice: Any, **extensions: Any) -> bytes:
         usage = self._usage_so_far() if self._body.wants_continuous_usage else None
-        return self._envelope.encode(self.CHUNK_KIND, [choice], usage, **extensions)
+        return self._envelope.encode(self.CHUNK, [choice], usage, **extensions)
 
     def _template(self, choice: int) -> ChunkTemplate:
         """For chunks of that choice with nothing but a text."""
         template = self._templates.get(choice)
         if template is None:
             plain = self._plain_choice(choice)
-            template = self._templates[choice] = self._envelope.template(self.CHUNK_KIND, plain)
+            template = self._templates[choice] = self._envelope.template(self.CHUNK, plain)
         return template
 
     def _usage_so_far(self) -> Usage:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from noria.errors import NoriaError
 from noria.server.access import Access
 from noria.server.admin import AdminRoutes
+from noria.server.answers import ChatAnswer, ChatChunk, CompletionAnswer
 from noria.server.bodies import ChatBody, CompletionBody
 from noria.server.calls import Calls
 from noria.server.chat import ChatApi
@@ -42,7 +43,7 @@ def create_app(state: ServerState) -> ASGIApp:
             allow_origins=state.options.allowed_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=("Retry-After", "X-Noria-Call-Id", "X-Noria-Ignored-Fields"),
+            expose_headers=("Retry-After", "X-Noria-Call-Id", "X-Noria-Ignored-Fields", "X-Request-Id"),
         )
     return Calls(app, access_log=state.options.access_log)
 
@@ -56,7 +57,8 @@ def all_routes(state: ServerState) -> list[RouteSpec]:
             methods=("POST",),
             summary="Continue a prompt.",
             body=CompletionBody,
-            streams=True,
+            answers=(CompletionAnswer,),
+            chunk=CompletionAnswer,
         ),
         RouteSpec(
             path="/v1/chat/completions",
@@ -64,7 +66,8 @@ def all_routes(state: ServerState) -> list[RouteSpec]:
             methods=("POST",),
             summary="Answer messages.",
             body=ChatBody,
-            streams=True,
+            answers=(ChatAnswer,),
+            chunk=ChatChunk,
         ),
         *TokenRoutes(state).specs(),
         *InfoRoutes(state).specs(),
@@ -80,7 +83,7 @@ def all_routes(state: ServerState) -> list[RouteSpec]:
 
     specs.append(RouteSpec(path="/openapi.json", handler=describe, summary="These routes, for tools."))
     specs.append(RouteSpec(path="/docs", handler=docs, summary="The same for people.", media_type="text/html"))
-    document = openapi(specs, state.options.root_path)
+    document = openapi(specs, state.options.root_path, needs_key=state.keys.are_needed)
     page = docs_page(document)
     return specs
 

@@ -108,17 +108,17 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "grammar": ("",),
-    "guided_choice": ([],),
+    "guided_choice": (),
     "guided_grammar": ("",),
     "guided_json": (),
-    "guided_regex": ("",),
+    "guided_regex": (),
     "json_schema": (),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "regex": ("",),
+    "regex": (),
     "response_format": ({"type": "text"},),
     "stop_regex": ("", []),
     "structured_outputs": (),
@@ -144,10 +144,12 @@ def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
     if not isinstance(values, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     check_depth(values, raw)
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    known = _field_names(kind)
     ignored = []
     for name, value in values.items():
         if name in known:
+            if name == "stream_options" and isinstance(value, dict):
+                ignored += [f"{name}.{option}" for option in value if option not in _field_names(StreamOptions)]
             continue
         if name not in _NOT_YET:
             ignored.append(name)
@@ -157,6 +159,10 @@ def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
         return msgspec.convert(values, kind), ignored
     except msgspec.ValidationError as error:
         raise as_field_error(str(error)) from error
+
+
+def _field_names(kind: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(kind)}
 
 
 def as_field_error(message: str) -> ApiError:

@@ -7,6 +7,7 @@ generating endpoint tells its call which answer it is, and the counts of calls w
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("noria.access")
 
+REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@,;|-]{1,256}")
+"""What an X-Request-Id may be to be told again: it stands as it is in a header and between spaces in the log."""
+
 _CALL = "noria.call"
 _MAX_PATH_CHARACTERS = 200
 _QUIET_PATHS = OPEN_PATHS | {"/metrics"}
@@ -32,7 +36,9 @@ _QUIET_PATHS = OPEN_PATHS | {"/metrics"}
 class Call:
     """What is known of one request. Times are in seconds; tokens are those that the client was told of."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str | None = None) -> None:
+        self.request_id = request_id
+        """The client's name for it, or a proxy's: told again, and used nowhere."""
         self.began_s = time.monotonic()
         self.ended_s: float | None = None
         self.call_id: str | None = None
@@ -92,15 +98,17 @@ class Calls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # nothing else is served
-        call = scope[_CALL] = Call()
+        call = scope[_CALL] = Call(_request_id(scope))
 
-        async def note_status(message: Message) -> None:
+        async def note_start(message: Message) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
+                if (name := call.request_id or call.call_id) is not None:
+                    message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
             await send(message)
 
         try:
-            await self._app(scope, receive, note_status if self._access_log else send)
+            await self._app(scope, receive, note_start)
         finally:
             call.ended_s = time.monotonic()
             if self._access_log and not (call.status == 200 and route_path(scope) in _QUIET_PATHS):
@@ -108,9 +116,17 @@ class Calls:
 
 
 def access_line(call: Call, scope: Scope) -> str:
-    """Everything but what was said: no query, no body, no header. The path is escaped, being the client's."""
+    """Everything but what was said: no query, no body, of the headers only the name that the request was given.
+
+    The path is escaped, being the client's.
+    """
     status = "-" if call.status is None else call.status  # nothing was sent: the client was gone
-    fields = {"tenant": tenant_of(scope), "id": call.call_id, "outcome": call.outcome}
+    fields = {
+        "tenant": tenant_of(scope),
+        "id": call.call_id,
+        "request_id": call.request_id,
+        "outcome": call.outcome,
+    }
     if call.generation is not None:
         ttft_s = call.ttft_s
         fields |= {
@@ -121,3 +137,12 @@ def access_line(call: Call, scope: Scope) -> str:
     fields["duration_s"] = f"{call.duration_s:.4f}"
     said = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
     return f"{scope['method']} {quote(route_path(scope))[:_MAX_PATH_CHARACTERS]} {status} {said}"
+
+
+def _request_id(scope: Scope) -> str | None:
+    """The request's X-Request-Id. One that cannot be told is passed over: a proxy may set it, and no user can help."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = str(value.decode("latin-1"))
+            return text if REQUEST_ID.fullmatch(text) else None
+    return None

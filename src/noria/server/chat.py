@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from noria.sampling import SamplingParams
+from noria.server.answers import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    TokenIds,
+)
 from noria.server.api import GenerationApi
 from noria.server.bodies import ChatBody
 from noria.server.envelope import TEXT_MARK
@@ -17,7 +28,7 @@ from noria.text.chat import check_roles, encode_chat
 class ChatApi(GenerationApi):
     """How one request to this endpoint is understood and answered."""
 
-    ID_PREFIX, ANSWER_KIND, CHUNK_KIND = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    ID_PREFIX, ANSWER, CHUNK = "chatcmpl", ChatAnswer, ChatChunk
 
     def __init__(self, body: ChatBody, model: ServedModel) -> None:
         super().__init__(body, model)
@@ -67,26 +78,27 @@ class ChatApi(GenerationApi):
         first = self._prompt_extensions(generation)
         chunks = []
         for choice in range(len(generation.outputs)):
-            chunks.append(self._chunk(self._choice(choice, {"role": "assistant", "content": ""}), **first))
+            chunks.append(self._chunk(ChatChunkChoice(choice, ChatDelta(role="assistant", content="")), **first))
             first = {}
         return chunks
 
     def answer(self, generation: Generation) -> bytes:
-        choices = []
-        for i, output in enumerate(generation.outputs):
-            choice = {
-                "index": i,
-                "message": {"role": "assistant", "content": output.text, "refusal": None},
-                "logprobs": None if output.logprobs is None else self._texts.chat(output.logprobs),
-                "finish_reason": output.finish_reason,
-                "stop_reason": output.stop_reason,
-            }
-            choices.append(choice | self._token_ids(output.token_ids))
+        choices = [
+            ChatChoice(
+                index=i,
+                message=ChatMessage(content=output.text),
+                logprobs=None if output.logprobs is None else self._texts.chat(output.logprobs),
+                finish_reason=output.finish_reason,
+                stop_reason=output.stop_reason,
+                token_ids=self._token_ids(output.token_ids),
+            )
+            for i, output in enumerate(generation.outputs)
+        ]
         extensions = self._prompt_extensions(generation)
         if self._chat.prompt_logprobs is not None:
             [result] = generation.results
             extensions["prompt_logprobs"] = self._texts.prompt(result.prompt_logprobs or (), self._chat.prompt_logprobs)
-        return self._envelope.encode(self.ANSWER_KIND, choices, generation.usage, **extensions)
+        return self._envelope.encode(self.ANSWER, choices, generation.usage, **extensions)
 
     def _template_variables(self) -> dict[str, Any]:
         """What the template may look at besides the messages; fields of their own win over `chat_template_kwargs`."""
@@ -99,21 +111,18 @@ class ChatApi(GenerationApi):
             return {}
         return {"prompt_token_ids": generation.results[0].prompt_token_ids}
 
-    def _token_ids(self, token_ids: Any) -> dict[str, Any]:
-        return {"token_ids": token_ids} if self._chat.return_token_ids else {}
+    def _token_ids(self, token_ids: TokenIds) -> TokenIds | UnsetType:
+        return token_ids if self._chat.return_token_ids else UNSET
 
     def _plain_choice(self, choice: int) -> Any:
-        return self._choice(choice, {"content": TEXT_MARK}, stop_reason=None)
+        return ChatChunkChoice(choice, ChatDelta(content=TEXT_MARK))
 
     def _news_choice(self, news: News) -> Any:
-        return self._choice(
+        return ChatChunkChoice(
             news.choice,
-            {"content": news.text} if news.text else {},
-            logprobs=None if news.logprobs is None else self._texts.chat(news.logprobs),
-            finish_reason=news.finish_reason,
-            stop_reason=news.stop_reason,
-            **self._token_ids(news.token_ids),
+            ChatDelta(content=news.text or UNSET),
+            None if news.logprobs is None else self._texts.chat(news.logprobs),
+            news.finish_reason,
+            news.stop_reason,
+            self._token_ids(news.token_ids),
         )
-
-    def _choice(self, index: int, delta: dict[str, Any], **rest: Any) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | rest

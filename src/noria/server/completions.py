@@ -6,39 +6,24 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
 from noria.outputs import CompletionOutput, RequestOutput
 from noria.sampling import SamplingParams
+from noria.server.answers import CompletionAnswer, CompletionChoice, CompletionLogprobs
 from noria.server.api import GenerationApi
 from noria.server.bodies import CompletionBody
 from noria.server.envelope import TEXT_MARK
 from noria.server.errors import ApiError
 from noria.server.generation import MAX_SEQUENCES, Generation, News
 from noria.server.served import ServedModel
-from noria.server.token_texts import CompletionLogprobs, TextOffsets
+from noria.server.token_texts import TextOffsets
 from noria.text.detokenizer import Detokenizer
 from noria.text.tokenizer import check_size
-
-
-class CompletionChoice(msgspec.Struct):
-    """The fields that may be unset are extensions, and there only if they were asked for."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    prompt_logprobs: list[dict[str, Any] | None] | UnsetType = UNSET
-    prompt_token_ids: Sequence[int] | UnsetType = UNSET
-    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class CompletionsApi(GenerationApi):
     """How one request to this endpoint is understood and answered."""
 
-    ID_PREFIX, ANSWER_KIND, CHUNK_KIND = "cmpl", "text_completion", "text_completion"
+    ID_PREFIX, ANSWER, CHUNK = "cmpl", CompletionAnswer, CompletionAnswer
 
     def __init__(self, body: CompletionBody, model: ServedModel) -> None:
         super().__init__(body, model)
@@ -124,7 +109,7 @@ class CompletionsApi(GenerationApi):
                 if self._completion.return_token_ids:
                     choice.prompt_token_ids, choice.token_ids = result.prompt_token_ids, output.token_ids
                 choices.append(choice)
-        return self._envelope.encode(self.ANSWER_KIND, choices, generation.usage)
+        return self._envelope.encode(self.ANSWER, choices, generation.usage)
 
     def _chunks_of(self, news: News) -> Iterator[bytes]:
         if self._has_opening and news.choice not in self._opened:

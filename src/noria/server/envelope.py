@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from noria.server.generation import Usage
+from noria.server.answers import Answer, Usage
 
 TEXT_MARK = "text goes here"
 
@@ -30,23 +31,19 @@ class Envelope:
         self._created = int(time.time())
         self._model = model
 
-    def encode(self, kind: str, choices: Sequence[Any], usage: Usage | None = None, **extensions: Any) -> bytes:
-        """`kind` is the object's type in OpenAI's words; `usage` is left out when it is None.
+    def encode(
+        self, kind: type[Answer], choices: Sequence[Any], usage: Usage | None = None, **extensions: Any
+    ) -> bytes:
+        """`choices` are those of `kind`; `usage` is left out when it is None.
 
         `extensions` are further fields, which clients of OpenAI's API do not know.
         """
-        content: dict[str, Any] = {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-        }
-        if usage is not None:
-            content["usage"] = usage
-        return _encode(content | extensions if extensions else content)
+        told = UNSET if usage is None else usage
+        return _encode(
+            kind(id=self._id, created=self._created, model=self._model, choices=choices, usage=told, **extensions)
+        )
 
-    def template(self, kind: str, choice: Any) -> ChunkTemplate:
+    def template(self, kind: type[Answer], choice: Any) -> ChunkTemplate:
         """For chunks that are `choice` but for a text, in whose place it has `TEXT_MARK`."""
         return ChunkTemplate(self.encode(kind, [choice]))
 
@@ -55,7 +52,7 @@ class ChunkTemplate:
     """An encoded chunk with a place for a text."""
 
     def __init__(self, encoded: bytes) -> None:
-        # From the right: choices come last, so a model's name and a client's id can hold what they like.
+        # From the right: choices come after them, so a model's name and a client's id can hold what they like.
         self._before, _, self._after = encoded.rpartition(msgspec.json.encode(TEXT_MARK))
 
     def fill(self, text: str) -> bytes:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from noria.errors import EngineError, NoriaError, RequestError, UnavailableError
+
+
+class ErrorContent(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct):
+    """What every error looks like. `param` names the field at fault, `code` says what is wrong in a word."""
+
+    error: ErrorContent
 
 
 class ApiError(Exception):
@@ -27,7 +39,7 @@ class ApiError(Exception):
         self.status = status
         self.code = code
         self.headers = dict(headers or {})
-        self.content: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.content = ErrorAnswer(ErrorContent(message, kind, param, code))
 
     @property
     def body(self) -> bytes:

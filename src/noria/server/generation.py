@@ -21,23 +21,11 @@ from noria.errors import RequestError
 from noria.kv.prefix import PrefixKey
 from noria.outputs import CompletionOutput, RequestOutput, SequenceCollector
 from noria.sampling import SamplingParams
+from noria.server.answers import PromptTokensDetails, Usage
 from noria.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 1024
 """Of one call: its prompts times `n`. All of them are made and submitted in one turn of the event loop."""
-
-
-class PromptTokensDetails(msgspec.Struct):
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct):
-    """Token counts of a call. A prompt counts once, however many sequences it has."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
 
 
 class News(msgspec.Struct, frozen=True):

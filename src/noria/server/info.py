@@ -17,16 +17,16 @@ from noria.server.state import ServerState
 from noria.version import __version__
 
 
-class HealthAnswer(msgspec.Struct, omit_defaults=True):
+class HealthAnswer(msgspec.Struct):
     status: str
     phase: str
-    reason: str | None = None
+    reason: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class ReadyAnswer(msgspec.Struct, omit_defaults=True):
+class ReadyAnswer(msgspec.Struct):
     status: str
-    reason: str | None = None
-    code: str | None = None
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    code: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class LoadAnswer(msgspec.Struct):
@@ -107,8 +107,9 @@ class InfoRoutes:
 
     async def health(self, request: Request) -> Response:
         trouble = self._state.trouble()
-        status, code = ("ok", 200) if trouble is None else ("unavailable", 503)
-        return json_answer(HealthAnswer(status, self._state.phase, trouble), code)
+        if trouble is None:
+            return json_answer(HealthAnswer("ok", self._state.phase))
+        return json_answer(HealthAnswer("unavailable", self._state.phase, trouble), 503)
 
     async def ready(self, request: Request) -> Response:
         obstacle = self._state.obstacle()

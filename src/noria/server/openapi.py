@@ -13,31 +13,29 @@ from typing import Any
 import msgspec
 
 from noria.server.access import OPEN_PATHS
+from noria.server.errors import ErrorAnswer
 from noria.server.routes import RouteSpec
 from noria.version import __version__
 
 _REFERENCE = "#/components/schemas/{name}"
 
 
-class ErrorContent(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+_HEADERS = {
+    "X-Request-Id": "The name that the request brought in this header; else, of a generating call, the call's id.",
+    "X-Noria-Call-Id": "Names the call in the access log and for the admin routes.",
+    "X-Noria-Ignored-Fields": "Fields of the body that nobody knows, if there were any.",
+    "Retry-After": "Seconds, where to come back later is worth it.",
+}
 
 
-class ErrorAnswer(msgspec.Struct):
-    """What every error looks like. `param` names the field at fault, `code` says what is wrong in a word."""
-
-    error: ErrorContent
-
-
-def openapi(specs: Sequence[RouteSpec], root_path: str) -> dict[str, Any]:
+def openapi(specs: Sequence[RouteSpec], root_path: str, *, needs_key: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these routes."""
-    types = [t for spec in specs for t in (spec.body, spec.query, *spec.answers) if t is not None]
-    unique: list[type] = list(dict.fromkeys([*types, ErrorAnswer]))
-    schemas, components = msgspec.json.schema_components(unique, ref_template=_REFERENCE)
-    by_type = dict(zip(unique, schemas, strict=True))
+    taken, taken_components = _schemas([t for spec in specs for t in (spec.body, spec.query) if t is not None])
+    answers = [t for spec in specs for t in (*spec.answers, spec.chunk) if t is not None]
+    given, given_components = _schemas([*answers, ErrorAnswer])
+    for schema in given_components.values():
+        _require_defaults(schema)
+    by_type, components = taken | given, taken_components | given_components
     paths: dict[str, dict[str, Any]] = {}
     for spec in specs:
         operations = paths.setdefault(re.sub(r":\w+}", "}", spec.path), {})
@@ -47,46 +45,92 @@ def openapi(specs: Sequence[RouteSpec], root_path: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Noria", "version": __version__, "description": "An LLM inference server."},
         "servers": [{"url": root_path or "/"}],
-        "security": [{"key": []}, {}],
+        "security": [{"bearer": []}, {"header": []}] if needs_key else [],
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": components,
+            "headers": {name: {"description": text, "schema": {"type": "string"}} for name, text in _HEADERS.items()},
+            "parameters": {"RequestId": _REQUEST_ID},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            },
+        },
     }
+
+
+_REQUEST_ID = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "Your name for the request: it comes back in the same header and stands in the access log, if it "
+    "is up to 256 of A-Z a-z 0-9 . _ ~ : / + = @ , ; | - and is else passed over.",
+    "schema": {"type": "string"},
+}
+
+
+def _schemas(types: Sequence[type]) -> tuple[dict[type, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The schema of each type, and the components that they refer to."""
+    unique = list(dict.fromkeys(types))
+    schemas, components = msgspec.json.schema_components(unique, ref_template=_REFERENCE)
+    return dict(zip(unique, schemas, strict=True)), components
+
+
+def _require_defaults(schema: dict[str, Any]) -> None:
+    """Of an object that we send: what has a default is there all the same; only what may be unset may be missing."""
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
+    schema["required"] = [name for name in properties if name in required or "default" in properties[name]]
+    for field in properties.values():
+        field.pop("default", None)
 
 
 def _operation(
     spec: RouteSpec, method: str, by_type: dict[type, dict[str, Any]], components: dict[str, Any]
 ) -> dict[str, Any]:
+    error = _json(by_type[ErrorAnswer])
     operation: dict[str, Any] = {
         "summary": spec.summary,
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{spec.path}").strip("_"),
         "responses": {
-            "200": {"description": "The answer.", "content": _answers(spec, by_type)},
-            "default": {"description": "An error.", "content": _json(by_type[ErrorAnswer])},
+            "200": _response("The answer.", _answers(spec, by_type), ["X-Request-Id", *_own_headers(spec)]),
+            "4XX": _response("A refusal.", error, ["X-Request-Id"]),
+            "5XX": _response("Not now, or a failure of ours.", error, ["X-Request-Id", "Retry-After"]),
         },
     }
-    parameters = [
+    parameters: list[dict[str, Any]] = [{"$ref": "#/components/parameters/RequestId"}]
+    parameters += [
         {"name": name.removesuffix(":path"), "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{([^}]+)}", spec.path)
     ]
     if spec.query is not None:
         fields = components[spec.query.__name__]["properties"]
         parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
-    if parameters:
-        operation["parameters"] = parameters
+    operation["parameters"] = parameters
     if spec.body is not None:
         operation["requestBody"] = {"required": True, "content": _json(by_type[spec.body])}
     if spec.path in OPEN_PATHS:
         operation["security"] = []
-        operation["responses"]["503"] = {"description": "Not now.", "content": _answers(spec, by_type)}
+        operation["responses"]["503"] = _response("Not now.", _answers(spec, by_type), ["X-Request-Id"])
     return operation
+
+
+def _response(description: str, content: dict[str, Any], headers: Sequence[str]) -> dict[str, Any]:
+    references = {name: {"$ref": f"#/components/headers/{name}"} for name in headers}
+    return {"description": description, "headers": references, "content": content}
+
+
+def _own_headers(spec: RouteSpec) -> list[str]:
+    ignored = ["X-Noria-Ignored-Fields"] if spec.body is not None else []
+    return ["X-Noria-Call-Id", *ignored] if spec.chunk is not None else ignored
 
 
 def _answers(spec: RouteSpec, by_type: dict[type, dict[str, Any]]) -> dict[str, Any]:
     schemas = [by_type[answer] for answer in spec.answers]
     schema: dict[str, Any] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
     contents = {spec.media_type: {"schema": schema}}
-    if spec.streams:
-        contents["text/event-stream"] = {"schema": {"type": "string"}}
+    if spec.chunk is not None:
+        events = f"The data of each event is a {spec.chunk.__name__} or an ErrorAnswer, as JSON; of the last, [DONE]."
+        contents["text/event-stream"] = {"schema": {"type": "string", "description": events}}
     return contents
 
 
@@ -116,7 +160,7 @@ def docs_page(document: dict[str, Any]) -> str:
         for method, operation in operations.items():
             parts.append(f"<h2>{method.upper()} <code>{escape(path)}</code></h2><p>{escape(operation['summary'])}</p>")
             parts += [_table("in the address", [_row(p["name"], p["schema"], is_needed=p.get("required", False))
-                                                for p in operation.get("parameters", [])])]  # fmt: skip
+                                                for p in operation["parameters"] if "name" in p])]  # fmt: skip
             body = operation.get("requestBody", {"content": {}})["content"]
             parts += [_fields("body", content["schema"], schemas) for content in body.values()]
             answers = operation["responses"]["200"]["content"]

@@ -35,8 +35,8 @@ class RouteSpec:
     answers: tuple[type[msgspec.Struct], ...] = ()
     """One of these as JSON, with status 200. Empty: something else, of the type `media_type`."""
     media_type: str = "application/json"
-    streams: bool = False
-    """Whether the answer may come as server-sent events."""
+    chunk: type[msgspec.Struct] | None = None
+    """What the data of each event is, if the answer may come as server-sent events."""
 
 
 def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

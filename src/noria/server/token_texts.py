@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import msgspec
 
 from noria.core.plan import TokenLogprobs
+from noria.server.answers import (
+    ChatLogprob,
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+)
 from noria.text.detokenizer import Detokenizer
 from noria.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
 """Stands for "impossible", as in OpenAI's API: JSON has no infinity, and clients add these up."""
-
-
-class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists, one entry per token; `text_offset` says how many characters of the choice's text come before.
-
-    The first token of an echoed prompt has no log-probability: null stands there.
-    """
-
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
 
 
 class TokenTexts:
@@ -82,34 +75,25 @@ class TokenTexts:
         top.setdefault(text, finite(position.logprob))
         logprobs.top_logprobs.append(top)
 
-    def chat(self, positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        return {
-            "content": [
-                self._chat_token(position.token_id, position.logprob)
-                | {"top_logprobs": [self._chat_token(token_id, value) for token_id, value in position.top]}
-                for position in positions
-            ],
-            "refusal": None,
-        }
+    def chat(self, positions: Sequence[TokenLogprobs]) -> ChatLogprobs:
+        return ChatLogprobs([self._chat_token(position) for position in positions])
 
-    def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        """A token's text, and its exact bytes: half a character has bytes, but no text."""
-        return {
-            "token": self.text(token_id),
-            "logprob": finite(logprob),
-            "bytes": list(self._tokenizer.token_bytes(token_id)),
-        }
+    def _chat_token(self, position: TokenLogprobs) -> ChatLogprob:
+        top = [TopLogprob(*self._spelled(token_id, value)) for token_id, value in position.top]
+        return ChatLogprob(*self._spelled(position.token_id, position.logprob), top)
 
-    def prompt(self, positions: Sequence[TokenLogprobs | None], num_top: int) -> list[dict[str, Any] | None]:
+    def _spelled(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        return self.text(token_id), finite(logprob), list(self._tokenizer.token_bytes(token_id))
+
+    def prompt(self, positions: Sequence[TokenLogprobs | None], num_top: int) -> PromptLogprobs:
         """vLLM's: for each prompt token but the first (null) its `num_top` alternatives and itself, by token id."""
         return [None if position is None else self._prompt_token(position, num_top) for position in positions]
 
-    def _prompt_token(self, position: TokenLogprobs, num_top: int) -> dict[str, Any]:
+    def _prompt_token(self, position: TokenLogprobs, num_top: int) -> dict[str, PromptLogprob]:
         entries = [(position.token_id, position.logprob, position.rank)]
         entries += [(token_id, value, rank) for rank, (token_id, value) in enumerate(position.top[:num_top], start=1)]
         return {
-            str(token_id): {"logprob": finite(value), "rank": rank, "decoded_token": self.text(token_id)}
-            for token_id, value, rank in entries
+            str(token_id): PromptLogprob(finite(value), rank, self.text(token_id)) for token_id, value, rank in entries
         }
 
 

@@ -92,8 +92,8 @@ def check_size(text: str, tokenizer: Tokenizer, max_num_tokens: int, *, param: s
     least = tokenizer.least_num_tokens(text) if len(text) > max_num_tokens // 4 else 0
     if least > max_num_tokens:
         raise ContextLengthError(
-            f"the prompt has {len(text)} characters, at least {least} tokens, but the context is {max_num_tokens} "
-            f"tokens: shorten it by {least - max_num_tokens} tokens or more",
+            f"the prompt has {len(text)} characters, at least {least} tokens, but this model's maximum context length "
+            f"is {max_num_tokens} tokens: shorten it by {least - max_num_tokens} tokens or more",
             param=param,
         )
 
