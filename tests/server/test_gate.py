@@ -18,7 +18,7 @@ from noria.server.endpoint import GenerationEndpoint
 from noria.server.errors import ApiError
 from noria.server.gate import MAX_PROMPT_TOKENS, check_call, check_depth, check_json, estimate_cost
 from noria.server.keys import Keys
-from noria.server.request_body import BODIES_AT_ONCE, BodyReader
+from noria.server.request_body import BODIES_AT_ONCE, DISCARD_BYTES_PER_S, BodyReader
 from noria.server.state import ServerState
 
 CONFIG = SchedulerConfig(max_model_len=1000, num_blocks=100, block_size=16)
@@ -164,6 +164,15 @@ async def test_a_body_is_given_back_whatever_becomes_of_its_answer(monkeypatch):
         await call
     assert state.body_reader.num_bytes_held == 0
     state.text_work.close()
+
+
+@pytest.mark.anyio
+async def test_what_is_thrown_away_is_read_without_haste_all_of_it_together():
+    reader = BodyReader(max_bytes=10, timeout_s=5)
+    began_s = time.monotonic()
+    part = b"x" * (DISCARD_BYTES_PER_S // 100)
+    await asyncio.gather(*(reader.discard(body_of(*[part] * 10)) for _ in range(3)))
+    assert 0.29 < time.monotonic() - began_s < 3
 
 
 # --- JSON ---

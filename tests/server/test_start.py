@@ -88,3 +88,14 @@ def test_a_model_that_is_found_too_late_starts_nothing(monkeypatch: pytest.Monke
     assert found.wait(60)
     with pytest.raises(TimeoutError):
         launch.started.result(timeout=0.2)
+
+
+def test_a_server_may_have_more_connections_than_a_process_has_at_first():
+    code = (
+        "import resource as r; from noria.file_limit import raise_file_limit; most = r.getrlimit(r.RLIMIT_NOFILE)[1]; "
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, most)); raise_file_limit(); print(r.getrlimit(r.RLIMIT_NOFILE), most)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    soft, hard, most = map(int, re.findall(r"-?\d+", printed))
+    assert hard == most
+    assert soft > 256 or most == 256

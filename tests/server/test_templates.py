@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -76,6 +77,8 @@ def test_it_has_the_lowest_priority_little_memory_and_no_secrets(process, monkey
     monkeypatch.setenv("NORIA_API_KEY", "secret")
     assert render(process, "ok") == "ok"
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == LOWEST_PRIORITY
+    if sys.platform == "linux":
+        assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
     [line] = [line for line in Path(f"/proc/{process.pid}/limits").read_text().splitlines() if "address space" in line]
     assert str(MEMORY_BYTES) in line
     assert b"secret" not in Path(f"/proc/{process.pid}/environ").read_bytes()
