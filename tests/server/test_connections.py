@@ -2,8 +2,9 @@
 
 import json
 import socket
+import time
 
-from serving import parse_events
+from serving import parse_events, running_server
 
 
 def over_http_1_0(server, method: str, path: str, body: bytes = b"") -> tuple[bytes, bytes]:
@@ -36,3 +37,26 @@ def test_an_http_1_0_client_gets_everything_else_too(server):
     assert json.loads(answer)["error"]["param"] == "prompt"
     head, answer = over_http_1_0(server, "HEAD", "/health")
     assert answer == b""
+
+
+def test_an_http_1_0_client_may_read_its_stream_slowly():
+    """While events wait for it, comments that keep the connection alive are due as well."""
+    body = json.dumps({"prompt": "x", "max_tokens": 100, "n": 100, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    engine = {"max_num_seqs": 100, "num_blocks": 2000}
+    with (
+        running_server(engine, {"sse_keep_alive_interval": 0.2, "max_stream_backlog": 20_000}) as server,
+        socket.socket() as connection,
+    ):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        connection.connect((server.host, server.port))
+        connection.sendall(head + body)
+        connection.recv(100)
+        time.sleep(2)
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+        server.wait_quiet()
+        said = "".join(server.log)
+    assert len(received) > 500_000, "more than lies between the two, so that the stream had to wait"
+    assert received.endswith(b"data: [DONE]\n\n")
+    assert "Traceback" not in said

@@ -86,6 +86,15 @@ def test_reading_the_file_again_takes_what_is_new_and_keeps_what_is_good(
     assert "stay as they were" in caplog.text
 
 
+def test_keys_without_a_name_keep_their_tenants_when_the_file_has_another_order(tmp_path: Path) -> None:
+    found = keys(tmp_path, "k1\nk2\n", api_key=("k0",))
+    before = {key: found.find(key) for key in ("k0", "k1", "k2")}
+    (tmp_path / "keys").write_text("k3\nk2\nk1\n")
+    found.reload()
+    assert {key: found.find(key) for key in before} == before
+    assert found.find("k3") not in before.values()
+
+
 def test_options_do_not_show_their_secrets() -> None:
     shown = repr(ServerOptions(api_key=("secret1",), admin_api_key="secret2"))
     assert "secret" not in shown.replace("is_secret", "")

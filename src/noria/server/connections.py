@@ -6,6 +6,7 @@ uvicorn limits how long a connection may idle after an answer, but neither befor
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -71,7 +72,8 @@ def _without_chunks(cycle: Any, send: Send) -> Send:
     """`send` for one request of HTTP/1.0 (RFC 9112, 6.3), to which uvicorn says `Connection: close` anyway.
 
     `cycle` is uvicorn's, for that request. It takes an answer without a length for chunked unless it believes that the
-    length is known, and then it counts.
+    length is known, and then it counts. What is left of the length stays endless until the last part, since parts may
+    overtake each other or be cancelled while they wait for a slow reader.
     """
     is_counted = True
 
@@ -82,7 +84,8 @@ def _without_chunks(cycle: Any, send: Send) -> Send:
             if not is_counted:
                 cycle.chunked_encoding = False
         elif not is_counted:
-            cycle.expected_content_length = len(message.get("body", b""))
+            is_last = not message.get("more_body", False)
+            cycle.expected_content_length = len(message.get("body", b"")) if is_last else sys.maxsize
         await send(message)
 
     return send_plainly

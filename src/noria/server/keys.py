@@ -68,18 +68,25 @@ def _digest(key: str) -> bytes:
     return sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
+def _tenant_of(key: str) -> str:
+    """The tenant of a key without a name: the same wherever it stands, also when the file is read again.
+
+    No name from a file has a "#": such a key never shares a tenant by accident.
+    """
+    return f"key#{_digest(key).hex()[:16]}"
+
+
 def _read(options: ServerOptions) -> list[tuple[bytes, Caller]]:
     admin_key = options.admin_api_key
     callers: dict[bytes, Caller] = {}
-    for number, (key, tenant, where) in enumerate(_given(options), start=1):
+    for key, tenant, where in _given(options):
         if not _KEY.fullmatch(key):
             raise OptionError(f"{where}: a key is 1 to 512 printable ASCII characters without spaces")
         if tenant is not None and not _TENANT.fullmatch(tenant):
             raise OptionError(f"{where}: a tenant's name is up to 64 of A-Z a-z 0-9 . _ @ -")
         if _digest(key) in callers:
             raise OptionError(f"{where}: the same key stands there twice")
-        # No name from a file has a "#": a key without one never shares a tenant by accident.
-        callers[_digest(key)] = Caller(tenant or f"key#{number}", is_admin=admin_key is None)
+        callers[_digest(key)] = Caller(tenant or _tenant_of(key), is_admin=admin_key is None)
     if admin_key is not None:
         if not _KEY.fullmatch(admin_key):
             raise OptionError("admin_api_key: a key is 1 to 512 printable ASCII characters without spaces")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from noria.config import ServerOptions
@@ -43,14 +43,22 @@ class _Pool:
                 f"{self._num_inside} calls are at {self._purpose} already; come back later", "text_queue_full"
             )
         self._num_inside += 1
-        future = self._threads.submit(call)
+        # The pool's queue keeps what is cancelled until a thread comes to it: of a call, then, no more than the list.
+        waiting = [call]
+        del call
+        future = self._threads.submit(lambda: waiting.pop()())
         loop = asyncio.get_running_loop()
-        # Counted until the thread is done with it, which may be later than that anybody waits for it.
-        future.add_done_callback(lambda _: _call_soon(loop, self._leave))
-        return await asyncio.wrap_future(future)
 
-    def _leave(self) -> None:
-        self._num_inside -= 1
+        def leave() -> None:
+            self._num_inside -= 1
+
+        def end(future: Future[T]) -> None:
+            waiting.clear()
+            _call_soon(loop, leave)
+
+        # Counted until the thread is done with it, which may be later than that anybody waits for it.
+        future.add_done_callback(end)
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
