@@ -56,7 +56,9 @@ async def test_nothing_is_kept_of_texts_that_nobody_waits_for(work: TextWork) ->
 @pytest.mark.anyio
 async def test_only_so_many_wait_and_those_that_left_do_not_count(work: TextWork) -> None:
     is_over = threading.Event()
-    calls = [asyncio.ensure_future(work.run(partial(is_over.wait, 10), num_bytes=LARGE)) for _ in range(MAX_WAITING + 2)]
+    calls = [
+        asyncio.ensure_future(work.run(partial(is_over.wait, 10), num_bytes=LARGE)) for _ in range(MAX_WAITING + 2)
+    ]
     await asyncio.sleep(0.05)
     with pytest.raises(ApiError, match="tokenising"):
         await work.run(is_over.wait, num_bytes=LARGE)
