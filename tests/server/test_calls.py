@@ -211,17 +211,17 @@ def test_a_line_for_each_request_and_nothing_of_what_it_said():
                 received += connection.recv(1000)
         server.wait_until(lambda: any("outcome=aborted" in line for line in server.log))
     lines = [line.partition("noria.access: ")[2].strip() for line in server.log if "noria.access" in line]
-    number = r"\d+\.\d{4}"
+    number, tenant = r"\d+\.\d{4}", r"key#[0-9a-f]{16}"
     expected = [
-        rf"POST /v1/completions 200 tenant=key#1 id={answer['id'].removeprefix('cmpl-')} outcome=finished "
+        rf"POST /v1/completions 200 tenant={tenant} id={answer['id'].removeprefix('cmpl-')} outcome=finished "
         rf"prompt_tokens=9 completion_tokens=4 ttft_s={number} duration_s={number}",
-        rf"POST /v1/chat/completions 200 tenant=key#1 id=\w+ outcome=finished prompt_tokens=\d+ completion_tokens=3 "
+        rf"POST /v1/chat/completions 200 tenant={tenant} id=\w+ outcome=finished prompt_tokens=\d+ completion_tokens=3 "
         rf"ttft_s={number} duration_s={number}",
-        rf"POST /v1/completions 400 tenant=key#1 (id=\w+ )?outcome=refused duration_s={number}",
-        rf"GET /v1/models 200 tenant=key#1 duration_s={number}",
-        rf"GET /nothing%0Ahere%20INFO%20noria.access%3A%20GET%20/forged%20200 404 tenant=key#1 duration_s={number}",
+        rf"POST /v1/completions 400 tenant={tenant} (id=\w+ )?outcome=refused duration_s={number}",
+        rf"GET /v1/models 200 tenant={tenant} duration_s={number}",
+        rf"GET /nothing%0Ahere%20INFO%20noria.access%3A%20GET%20/forged%20200 404 tenant={tenant} duration_s={number}",
         rf"GET /v1/models 401 duration_s={number}",
-        rf"POST /v1/completions 200 tenant=key#1 id=\w+ outcome=aborted prompt_tokens=9 completion_tokens=\d+ "
+        rf"POST /v1/completions 200 tenant={tenant} id=\w+ outcome=aborted prompt_tokens=9 completion_tokens=\d+ "
         rf"ttft_s={number} duration_s={number}",
     ]
     assert len(lines) == len(expected), lines

@@ -1,6 +1,7 @@
 """What is too large, too slow, too deep or too much is refused by the gate, at once, and nobody else notices."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -173,6 +174,70 @@ async def test_what_is_thrown_away_is_read_without_haste_all_of_it_together():
     part = b"x" * (DISCARD_BYTES_PER_S // 100)
     await asyncio.gather(*(reader.discard(body_of(*[part] * 10)) for _ in range(3)))
     assert 0.29 < time.monotonic() - began_s < 3
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    with running_server(server={"api_key": ["key"], "enable_admin_api": True, "access_log": True}) as server:
+        yield server
+        assert not any("Traceback" in line for line in server.log)
+
+
+KEY = "Authorization: Bearer key"
+
+
+@pytest.mark.parametrize(
+    ("request_line", "key", "status"),
+    [
+        ("POST /v1/completions", "", 401),
+        ("POST /v1/completions", KEY, 413),
+        ("POST /tokenize", KEY, 413),
+        ("POST /abort_requests", KEY, 413),
+        ("POST /nothing", KEY, 404),
+        ("POST /version", KEY, 405),
+        ("GET /version", KEY, 200),
+        ("POST /ping", "", 200),
+    ],
+)
+def test_whoever_answers_a_body_unread_it_is_thrown_away_without_haste(guarded, request_line, key, status):
+    head = [f"{request_line} HTTP/1.1", "Host: x", f"Content-Length: {2**40}", *([key] if key else []), "", ""]
+    part, num_sent = bytes(2**20), 0
+    with connect(guarded, "\r\n".join(head).encode()) as connection:
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += connection.recv(65536)
+        connection.settimeout(0.2)
+        until_s = time.monotonic() + 1
+        while time.monotonic() < until_s:
+            with contextlib.suppress(TimeoutError):
+                num_sent += connection.send(part)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert answer.lower().count(b"connection: close") == 1
+    assert 2**20 < num_sent < 3 * DISCARD_BYTES_PER_S
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/nothing"])
+def test_who_asks_whether_to_send_is_answered_instead(guarded, path):
+    with connect(guarded, post(path, KEY, f"Content-Length: {50 * 2**20}", "Expect: 100-continue")) as connection:
+        connection.settimeout(2)
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert b"100 Continue" not in answer
+
+
+def test_a_body_that_has_been_read_keeps_its_connection(guarded):
+    body = b'{"prompt": "x"}'
+    with connect(guarded, (post("/tokenize", KEY, f"Content-Length: {len(body)}") + body) * 2) as connection:
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK") < 2:
+            received += connection.recv(65536)
+    assert b"connection: close" not in received.lower()
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/abort_requests", "/v1/completions"])
+def test_a_client_that_leaves_within_its_body_is_not_answered_and_no_failure(guarded, path):
+    connect(guarded, post(path, KEY, "Content-Length: 100") + b'{"prompt": ').close()
+    guarded.wait_until(lambda: any(f"POST {path} - " in line for line in guarded.log))
 
 
 # --- JSON ---

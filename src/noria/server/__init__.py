@@ -11,6 +11,9 @@ keys.py         API keys and their tenants
 endpoint.py     one POST: read, answer, notice a client that goes away
 connections.py  those that send no request are closed
 request_body.py reading a body within limits
+unread.py       what becomes of bodies that nobody has read
+reading.py      query and JSON body of the smaller routes
+headers.py      heads of answers
 gate.py         bounds on the JSON of a call, and on what it may cost
 bodies.py       what clients send, typed and checked
 served.py       what an endpoint is told of the model

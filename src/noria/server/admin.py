@@ -18,7 +18,8 @@ from noria.core.scheduler import PauseMode
 from noria.engine.streams import AsyncEngine
 from noria.server.access import check_admin
 from noria.server.errors import ApiError, unavailable
-from noria.server.routes import RouteSpec, json_answer, read_json, read_query
+from noria.server.reading import read_json, read_query
+from noria.server.routes import RouteSpec, json_answer
 from noria.server.state import ServerState
 
 ENGINE_PATIENCE_S = 30.0

@@ -8,7 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.errors import NoriaError
 from noria.server.access import Access
@@ -22,19 +22,28 @@ from noria.server.endpoint import GenerationEndpoint
 from noria.server.errors import ApiError, as_api_error
 from noria.server.info import InfoRoutes
 from noria.server.openapi import docs_page, openapi
+from noria.server.request_body import ClientLeft
 from noria.server.routes import RouteSpec, json_answer
 from noria.server.state import ServerState
 from noria.server.tokenizing import TokenRoutes
+from noria.server.unread import UnreadBodies
 
 
 def create_app(state: ServerState) -> ASGIApp:
     """The application. It does not own the engine: `noria.server.run` starts and ends it.
 
-    From the outside in: the call and its line in the log, CORS (whose preflights have no key), the key, the route.
+    From the outside in: bodies that nobody reads, the call and its line in the log, CORS (whose preflights have no
+    key), the key, the route.
     """
     app: ASGIApp = Starlette(
         routes=[Route(spec.path, spec.handler, methods=list(spec.methods)) for spec in all_routes(state)],
-        exception_handlers={HTTPException: _http_error, ApiError: _error, NoriaError: _error, Exception: _error},
+        exception_handlers={
+            HTTPException: _http_error,
+            ClientLeft: _no_answer,
+            ApiError: _error,
+            NoriaError: _error,
+            Exception: _error,
+        },
     )
     app = Access(app, state.keys)
     if state.options.allowed_origins:
@@ -45,7 +54,7 @@ def create_app(state: ServerState) -> ASGIApp:
             allow_headers=("*",),
             expose_headers=("Retry-After", "X-Noria-Call-Id", "X-Noria-Ignored-Fields", "X-Request-Id"),
         )
-    return Calls(app, access_log=state.options.access_log)
+    return UnreadBodies(Calls(app, access_log=state.options.access_log), state.body_reader)
 
 
 def all_routes(state: ServerState) -> list[RouteSpec]:
@@ -91,6 +100,17 @@ def all_routes(state: ServerState) -> list[RouteSpec]:
 async def _error(request: Request, error: Exception) -> Response:
     known = as_api_error(error)
     return Response(known.body, known.status, known.headers, "application/json")
+
+
+class _NoAnswer(Response):
+    """Sends nothing."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+
+async def _no_answer(request: Request, error: Exception) -> Response:
+    return _NoAnswer()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -14,10 +14,9 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from noria.config import SchedulerConfig, ServerOptions
 from noria.core.admission import check_priority
@@ -31,14 +30,13 @@ from noria.server.calls import Call, call_of
 from noria.server.errors import ApiError, as_api_error
 from noria.server.gate import check_call, check_json
 from noria.server.generation import Generation
-from noria.server.request_body import HeldBody
+from noria.server.headers import ignored_header, response_start
+from noria.server.request_body import ClientLeft, HeldBody
 from noria.server.served import ServedModel
 from noria.server.state import ServerState
 from noria.server.text_work import TextWork
 
 logger = logging.getLogger(__name__)
-
-MAX_HEADER_CHARACTERS = 1024
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -69,23 +67,14 @@ class GenerationEndpoint:
     async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await self._state.body_reader.read(scope, receive)
-        except ConnectionResetError:
+        except ClientLeft:
             return
         except ApiError as error:
             call.note_error(error)
-            await self._refuse_unread(error, receive, send)
+            await _send_json(send, error.status, error.body, error.headers)
             return
         with body:  # a task that is cancelled before its first step releases nothing
             await self._answer_body(body, call, scope, receive, send)
-
-    async def _refuse_unread(self, error: ApiError, receive: Receive, send: Send) -> None:
-        """Answers before the body has been read, and closes the connection when the rest has been thrown away."""
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(error.body)), "Connection": "close"}
-        await send(_response_start(error.status, headers | error.headers))
-        await send({"type": "http.response.body", "body": error.body, "more_body": True})
-        if error.status != HTTPStatus.REQUEST_TIMEOUT:
-            await self._state.body_reader.discard(receive)
-        await send({"type": "http.response.body", "body": b""})
 
     async def _answer_body(self, body: HeldBody, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         answering = asyncio.ensure_future(_Answer(self, body, send, call, scope).run())
@@ -227,7 +216,7 @@ class _Answer:
     async def _start_stream(self) -> None:
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"} | self._headers
         headers["X-Accel-Buffering"] = "no"  # proxies must not collect what should arrive at once
-        await self._send(_response_start(200, headers))
+        await self._send(response_start(200, headers))
         self._started = True
 
     async def _send_events(self, contents: list[bytes]) -> None:
@@ -290,20 +279,7 @@ def _cut(transport: asyncio.WriteTransport) -> None:
     transport.abort()
 
 
-def ignored_header(names: list[str]) -> dict[str, str]:
-    """Names that a client chose, fit for a header: one line of printable ASCII, and not too long."""
-    if not names:
-        return {}
-    text = ", ".join(names[:MAX_HEADER_CHARACTERS])[:MAX_HEADER_CHARACTERS]
-    return {"X-Noria-Ignored-Fields": "".join(c if " " <= c <= "~" else "?" for c in text)}
-
-
-def _response_start(status: int, headers: dict[str, str]) -> Message:
-    encoded = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-    return {"type": "http.response.start", "status": status, "headers": encoded}
-
-
 async def _send_json(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body))} | headers
-    await send(_response_start(status, headers))
+    await send(response_start(status, headers))
     await send({"type": "http.response.body", "body": body})

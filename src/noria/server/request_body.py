@@ -1,7 +1,8 @@
 """Bytes from clients: how many, for how long, and how many together. `BodyReader` reads a body or refuses it.
 
 Nothing here looks into a body. What is too large is refused by its Content-Length, before a byte of it is read, and
-then thrown away as it comes, for a while: clients look for an answer only when they have sent everything.
+then thrown away as it comes, for a while (`noria.server.unread`): clients look for an answer only when they have sent
+everything.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ BODIES_AT_ONCE = 8
 """Bodies of the largest size that may be in memory together, until they have become tokens."""
 
 DISCARD_S = 5.0
-"""How long the rest of a refused body is read and thrown away before the connection is closed."""
+"""How long the rest of an unread body is read and thrown away before the connection is closed."""
 
 DISCARD_BYTES_PER_S = 64 * 2**20
 """How fast bodies are thrown away, all together: as fast as they can come they would take a core from the engine."""
+
+
+class ClientLeft(ConnectionResetError):
+    """There is nobody to answer any more."""
 
 
 class BodyReader:
@@ -39,7 +44,7 @@ class BodyReader:
         """The whole body, which counts as held until it is released.
 
         Raises `ApiError`, before the body has been read, if it is too large, too slow, or too much beside others, and
-        `ConnectionResetError` if the client leaves meanwhile.
+        `ClientLeft` if the client leaves meanwhile.
         """
         for name, value in scope["headers"]:
             if name == b"content-length" and (len(value) > 18 or int(value) > self._max_bytes):
@@ -58,7 +63,7 @@ class BodyReader:
         return HeldBody(self, bytes(body))
 
     async def discard(self, receive: Receive) -> None:
-        """Reads what still comes of a refused body, without haste and for `DISCARD_S` at most."""
+        """Reads what still comes of a body that nobody wants, without haste and for `DISCARD_S` at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_S):
                 while True:
@@ -73,7 +78,7 @@ class BodyReader:
     async def _read_more(self, body: bytearray, receive: Receive) -> bool:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ConnectionResetError
+            raise ClientLeft
         chunk = message.get("body", b"")
         if len(body) + len(chunk) > self._max_bytes:
             raise self._too_large()

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from noria.server.bodies import ChatBody
 from noria.server.chat import ChatApi
 from noria.server.errors import ApiError, as_api_error, unavailable
-from noria.server.routes import AnyBody, RouteSpec, json_answer, read_json
+from noria.server.reading import AnyBody, read_json
+from noria.server.routes import RouteSpec, json_answer
 from noria.server.served import ServedModel
 from noria.server.state import ServerState
 from noria.text.tokenizer import Tokenizer, check_size
@@ -109,7 +110,7 @@ class TokenRoutes:
         work, answer = self._state.text_work, partial(_answer, model, body)
         if body.messages is not None:
             return json_answer(await work.run_chat(answer, is_foreign=False), headers=headers)
-        num_bytes = len(body.prompt or body.content or "")
+        num_bytes = len((body.prompt or body.content or "").encode(errors="surrogatepass"))
         return json_answer(await work.run(answer, num_bytes=num_bytes), headers=headers)
 
     async def detokenize(self, request: Request) -> Response:
