@@ -473,6 +473,32 @@ async def test_the_engine_answers_when_it_has_done_what_was_asked(start):
 
 
 @pytest.mark.anyio
+async def test_a_pause_lasts_from_its_question_until_the_engine_goes_on(start):
+    """Steps of 0.3 s, and the engine answers between them: also those who do not wait for it any longer."""
+    async_engine = AsyncEngine(start(step_s=0.3))
+    stream = async_engine.open([request("a", max_tokens=100)])
+    await asyncio.wait_for(anext(stream), 5)
+    pausing = asyncio.ensure_future(async_engine.pause(PauseMode.WAIT))
+    await asyncio.sleep(0)
+    assert async_engine.paused is PauseMode.WAIT
+    await asyncio.wait_for(pausing, 5)
+    resuming = asyncio.ensure_future(async_engine.resume())
+    await asyncio.sleep(0)
+    again = asyncio.ensure_future(async_engine.pause(PauseMode.KEEP))
+    await asyncio.wait_for(asyncio.gather(resuming, again), 5)
+    assert async_engine.paused is PauseMode.KEEP, "the resume was before it"
+    await asyncio.wait_for(async_engine.resume(), 5)
+    assert async_engine.paused is None
+    await asyncio.wait_for(async_engine.pause(PauseMode.WAIT), 5)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(async_engine.resume(), 0.01)
+    assert async_engine.paused is PauseMode.WAIT, "it is within a step"
+    await asyncio.wait_for(async_engine.explain([]), 5)
+    assert async_engine.paused is None
+    async_engine.shut_down()
+
+
+@pytest.mark.anyio
 async def test_a_question_that_a_dead_engine_cannot_answer_fails(start):
     client = start()
     async_engine = AsyncEngine(client)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 import time
 from contextlib import contextmanager
 
@@ -62,6 +63,23 @@ def test_a_mode_that_does_not_exist_pauses_nothing(admin):
     answer = post(admin, "/pause?mode=coffee")
     assert (answer.status, answer.error["param"]) == (400, "mode")
     assert admin.get("/ready").status == 200
+
+
+def test_a_pause_that_comes_while_a_resume_is_under_way_is_the_last_word():
+    """Both are answered after the same long step."""
+    with running_server({"step_s": 0.5}, {"enable_admin_api": True}) as server:
+        Call(server, prompt="x", max_tokens=100)
+        server.wait_until(lambda: server.metric("num_requests_running") == 1)
+        assert post(server, "/pause?mode=wait").status == 200
+        resuming = threading.Thread(target=post, args=(server, "/resume"))
+        resuming.start()
+        time.sleep(0.1)
+        assert post(server, "/pause?mode=wait").status == 200
+        resuming.join()
+        assert server.get("/ready").json["code"] == "paused"
+        assert server.get("/server_info").json["paused"] == "wait"
+        assert post(server, "/resume").status == 200
+        assert server.get("/ready").status == 200
 
 
 def test_resetting_the_cache(admin):

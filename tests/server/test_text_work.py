@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
+from starlette.requests import Request
 
-from noria.config import ServerOptions
+from noria.config import SchedulerConfig, ServerOptions
+from noria.fakes.tokenizer import ByteTokenizer
 from noria.server.errors import ApiError
+from noria.server.keys import Keys
+from noria.server.state import ServerState
 from noria.server.text_work import LARGE_BODY_BYTES, MAX_WAITING, TextWork
+from noria.server.tokenizing import TokenRoutes
 
 LARGE = LARGE_BODY_BYTES + 1
 
@@ -68,3 +75,30 @@ async def test_only_so_many_wait_and_those_that_left_do_not_count(work: TextWork
     await asyncio.sleep(0.05)
     is_over.set()
     assert all(await asyncio.gather(*calls, another))
+
+
+class WatchedTokenizer(ByteTokenizer):
+    """Knows in which thread it was used last."""
+
+    thread = ""
+
+    def encode(self, *arguments: Any, **options: Any) -> list[int]:
+        self.thread = threading.current_thread().name
+        return super().encode(*arguments, **options)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("text", "is_long"), [("x" * LARGE_BODY_BYTES, False), ("\u6f22" * LARGE_BODY_BYTES, True)])
+@pytest.mark.parametrize("field", ["prompt", "content"])
+async def test_how_long_a_text_is_that_is_tokenised_is_said_by_its_bytes(text: str, is_long: bool, field: str) -> None:
+    state = ServerState(ServerOptions(), Keys(ServerOptions()), names=("m",))
+    state.tokenizer = tokenizer = WatchedTokenizer()
+    state.config = SchedulerConfig(max_model_len=2**16, num_blocks=2**12, block_size=16)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps({field: text}).encode(), "more_body": False}
+
+    answer = await TokenRoutes(state).tokenize(Request({"type": "http", "headers": []}, receive))
+    state.text_work.close()
+    assert answer.status_code == 200
+    assert tokenizer.thread.startswith("noria-tokenising") == is_long

@@ -113,6 +113,10 @@ class AsyncEngine:
         client.on_accepted = self._note_accepted
         client.on_answer = self._take_answer
         self._asked: dict[int, asyncio.Future[Answer]] = {}  # by ticket
+        self._last_pause = 0  # its ticket
+        self._resumes: set[int] = set()  # tickets without an answer yet
+        self.paused: PauseMode | None = None
+        """From when a pause was asked for until the engine says that it goes on, whoever still waits to hear it."""
         self._on_death = on_death
         self._streams: dict[str, EventStream] = {}  # by sequence
         self._flush_is_due = False
@@ -197,32 +201,43 @@ class AsyncEngine:
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns when the engine has paused; under `WAIT`, when it admits nobody any more."""
-        await self._ask(pause=mode)
+        ticket = self._ask(pause=mode)
+        self.paused, self._last_pause = mode, ticket
+        await self._answer(ticket)
 
     async def resume(self) -> None:
-        await self._ask(resume=True)
+        ticket = self._ask(resume=True)
+        self._resumes.add(ticket)
+        await self._answer(ticket)
 
     async def reset_prefix_cache(self) -> None:
-        await self._ask(reset_prefix_cache=True)
+        await self._answer(self._ask(reset_prefix_cache=True))
 
     async def explain(self, request_ids: Sequence[str]) -> tuple[Explanation, ...]:
         """Where sequences stand and what holds them back; those that have ended are left out."""
-        return (await self._ask(explain=tuple(request_ids))).explanations
+        return (await self._answer(self._ask(explain=tuple(request_ids)))).explanations
 
-    async def _ask(self, **command: Any) -> Answer:
-        """The engine's answer, which comes between two steps. Raises `EngineError` if there is no engine any more."""
+    def _ask(self, **command: Any) -> int:
+        """The ticket for the engine's answer. Raises `EngineError` if there is no engine any more."""
         if self.error is not None:
             raise self.error
-        answer: asyncio.Future[Answer] = self._loop.create_future()
         ticket = self._client.ask(**command)
-        self._asked[ticket] = answer
+        self._asked[ticket] = self._loop.create_future()
         self._flush_soon()
+        return ticket
+
+    async def _answer(self, ticket: int) -> Answer:
+        """The engine's answer, which comes between two steps. Raises `EngineError` if the engine dies before."""
         try:
-            return await answer
+            return await self._asked[ticket]
         finally:
             del self._asked[ticket]
 
     def _take_answer(self, answer: Answer) -> None:
+        if answer.ticket in self._resumes:
+            self._resumes.remove(answer.ticket)
+            if answer.ticket > self._last_pause:  # the engine does things in the order of tickets
+                self.paused = None
         waiting = self._asked.get(answer.ticket)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)

@@ -105,14 +105,12 @@ class AdminRoutes:
     async def pause(self, request: Request) -> Response:
         engine = self._engine(request)
         mode = read_query(request, PauseQuery).mode
-        self._state.paused = mode  # before the engine is, so that /ready does not promise what will not be
         await _patiently(engine.pause(mode))
         return json_answer(StatusAnswer("paused"))
 
     async def resume(self, request: Request) -> Response:
         engine = self._engine(request)
         await _patiently(engine.resume())
-        self._state.paused = None
         return json_answer(StatusAnswer("resumed"))
 
     async def reset_prefix_cache(self, request: Request) -> Response:

@@ -47,7 +47,6 @@ class ServerState:
     config: SchedulerConfig | None = None
     stats: EngineStats | None = None
     calls: CallStats = field(default_factory=CallStats)
-    paused: PauseMode | None = None
     engine_pid: int | None = None
     started_s: float = field(default_factory=time.time)
     body_reader: BodyReader = field(init=False)
@@ -60,6 +59,11 @@ class ServerState:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return self.config.eos_token_ids if self.config is not None else ()
+
+    @property
+    def paused(self) -> PauseMode | None:
+        """How the engine is paused, or about to be: /ready must not promise what will not be."""
+        return None if self.engine is None else self.engine.paused
 
     def cpu_s(self) -> dict[str, float]:
         """Processor seconds of the front's process and the engine's, as far as they can be told."""
