@@ -203,6 +203,19 @@ for name in ("ignore-eos", "min-tokens", "top-k", "min-p", "stop-token-ids", "al
 FAULTS["include-stop"] = "ignore:include_stop_str_in_output"
 
 
+MORE_FAULTS = [
+    ("echo-list", "first-prompt-only"),
+    ("completions-stop-with-n", "ignore:n"),
+    ("chat-stop-with-n", "ignore:n"),
+    ("completions-stream-text", "chunk:choices=[]"),
+    ("chat-stream-deltas", "chunk:choices=[]"),
+    ("metrics", "metrics-are-empty"),
+    ("scoring-equals-echo", "logprobs-too-few"),
+    ("wrong-key", "no-keys-for-posts"),
+]
+"""Other faults that checks must find: things of which there are too few to be wrong."""
+
+
 def fault_of(check: Check) -> str | None:
     """The fault that the check must find, or None if nobody has thought of one."""
     if check.name in FAULTS:

@@ -72,7 +72,8 @@ class Exchange:
         if "no-http-1.0" in self.faults and self.scope["http_version"] == "1.0":
             raise Refused(None, "HTTP/1.0", 505)
         keys = [value for name, value in self.scope["headers"] if name == b"authorization"]
-        if keys != [f"Bearer {KEY}".encode()] and "no-keys" not in self.faults:
+        is_open = "no-keys" in self.faults or ("no-keys-for-posts" in self.faults and self.scope["method"] == "POST")
+        if keys != [f"Bearer {KEY}".encode()] and not is_open:
             raise Refused(None, "the key is wrong", 401)
         path, method = self.scope["path"], self.scope["method"]
         if path == "/v1/completions" or (path == "/v1/chat/completions" and "no-chat" not in self.faults):

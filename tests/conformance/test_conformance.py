@@ -18,13 +18,13 @@ from types import ModuleType
 
 import pytest
 import uvicorn
-from faults import FAULTS, fault_of
+from faults import FAULTS, MORE_FAULTS, fault_of
 from faulty import KEY, MODEL, FaultyApp
 
 from noria.cli.app import run
 from noria.conformance.catalogue import CHECKS, choose
-from noria.conformance.client import Server
-from noria.conformance.contract import Check, Outcome, Unmet
+from noria.conformance.client import Response, Server
+from noria.conformance.contract import Check, NotSupported, Outcome, Unmet
 from noria.conformance.run import run_check, run_checks
 from noria.conformance.sse import read_events
 
@@ -94,6 +94,42 @@ def test_a_refusal_that_names_what_a_check_needs_is_no_failure(peer: Peer):
     [check] = choose(["completions-top-k-type"])
     assert run_check(peer.server, check).outcome is Outcome.NOT_SUPPORTED
     peer.app.switch()
+
+
+@pytest.mark.parametrize(("name", "fault"), MORE_FAULTS)
+def test_a_check_finds_that_there_is_too_little_to_look_at(peer: Peer, name: str, fault: str):
+    [check] = choose([name])
+    peer.app.switch(fault)
+    result = run_check(peer.server, check)
+    peer.app.switch()
+    assert result.outcome is Outcome.FAIL, result
+
+
+def refusal(message: str, param: str | None = None) -> object:
+    return {"error": {"message": message, "type": "x", "param": param, "code": "logit_bias"}}
+
+
+@pytest.mark.parametrize(
+    ("need", "content", "names_it"),
+    [
+        ("n", refusal("first\nn is a letter\nlast"), False),
+        ("n", refusal("wrong", "n"), True),
+        ("n", refusal("`n` is too much"), True),
+        ("n", {"detail": [{"loc": ["body", "n"], "msg": "extra fields"}]}, True),
+        ("n", {"detail": [{"loc": ["body", "top_n"], "msg": "n is a letter"}]}, False),
+        ("n", {"n": "a key\nis no word"}, False),
+        ("logit_bias", refusal("Unsupported: LOGIT_BIAS"), True),
+        ("logit_bias", refusal("wrong", "temperature"), False),
+        ("logit_bias", "no logit_bias here", True),
+        ("logit_bias", b"<html>no logit_bias here</html>", True),
+        ("logit_bias", b"<html>no logit_biases here</html>", False),
+    ],
+)
+def test_a_refusal_names_a_need_in_what_it_says_and_not_by_the_way(need: str, content: object, names_it: bool):
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    server = Server("http://x", needs=(need,))
+    with pytest.raises(NotSupported if names_it else Unmet):
+        server.supported(Response(400, {}, body), "/v1/completions")
 
 
 def test_a_missing_endpoint_is_not_supported(peer: Peer):

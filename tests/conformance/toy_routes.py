@@ -37,6 +37,7 @@ async def routes(exchange: Exchange, path: str, method: str) -> None:
     elif path == "/metrics":
         kind = "application/json" if "metrics-are-json" in faults else "text/plain; version=0.0.4"
         page = b'# HELP a What.\na_total{b="c"} 1.0\n\nd 2 123\n'
+        page = b"# nothing\n" if "metrics-are-empty" in faults else page
         await exchange.send_json(page, headers={"content-type": kind})
     elif path == "/version":
         await exchange.send_json({} if "no-version" in faults else {"version": "1"})

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from serving import running_server
 
-from noria.bench.disturb import Disturbance, make_request, measure_disturbance
+from noria.bench.disturb import Disturbance, _beside, make_request, measure_disturbance
 from noria.bench.serve import Load
 from noria.bench.soak import measure_soak, private_mb
 from noria.bench.workload import WorkloadRequest
@@ -73,6 +79,40 @@ def test_a_soak_tells_memory_after_each_round() -> None:
     assert (result["failed_streams"], result["failed_short"], result["errors"]) == (0, 0, [])
     assert (len(result["rounds_mb"]), len(result["short_mb"])) == (2, 10)
     assert all(20 < size < 1000 for size in (result["start_mb"], *result["rounds_mb"], *result["short_mb"]))
+
+
+def test_a_soak_says_how_many_requests_it_has_sent_and_sends_some() -> None:
+    result = measure_soak(num_streams=1, num_tokens=1, num_rounds=1, num_short=19)
+    assert (result["short"], result["failed_short"]) == (10, 0)
+    for number in (9, 1, -10):
+        with pytest.raises(OptionError, match="--short"):
+            measure_soak(num_streams=1, num_tokens=1, num_rounds=1, num_short=number)
+
+
+@contextmanager
+def speaking_no_http() -> Iterator[str]:
+    """The address of a server that answers everything with the same wrong line."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the listener is closed
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(65536)
+                        connection.sendall(b"no such protocol\r\n\r\n")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_what_is_no_answer_in_http_is_told_like_any_other() -> None:
+    with speaking_no_http() as url, _beside(url, Disturbance.TEMPLATE, 0.01) as (latencies_s, answered):
+        time.sleep(0.5)
+    assert len(latencies_s) > 3
+    assert set(latencies_s) == {float("inf")}
+    assert set(answered) <= {"BadStatusLine", "ConnectionResetError", "BrokenPipeError"}
+    assert "BadStatusLine" in answered
 
 
 def test_private_memory_is_that_of_the_process() -> None:

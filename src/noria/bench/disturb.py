@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 HEALTH_INTERVAL_S = 0.02
 START_S = 30.0
 ANSWER_S = 60.0
+FAILURES = (OSError, http.client.HTTPException)
+"""What a request may end with that is not answered, or not in HTTP."""
 
 LARGE_BODY_BYTES = 64 * 2**20
 LONG_PROMPT_CHARACTERS = 1_000_000
@@ -169,14 +171,22 @@ def _helper(target: Callable[[Connection, Any], None], argument: Any, results: l
 def _ask_health(connection: Connection, url: str) -> None:
     latencies_s = []
     client = _connect(url)
-    _exchange(client, "GET", "/health")
+    _health_s(client)
     connection.send(None)
     while not connection.poll(HEALTH_INTERVAL_S):
-        began_s = time.perf_counter()
-        status, _ = _exchange(client, "GET", "/health")
-        took_s = time.perf_counter() - began_s
-        latencies_s.append(took_s if status == 200 else float("inf"))
+        latencies_s.append(_health_s(client))
     connection.send(latencies_s)
+
+
+def _health_s(client: http.client.HTTPConnection) -> float:
+    """How long a good answer of `/health` took; infinity if there was none. The next request may connect anew."""
+    began_s = time.perf_counter()
+    try:
+        status, _ = _exchange(client, "GET", "/health")
+    except FAILURES:
+        client.close()
+        return float("inf")
+    return time.perf_counter() - began_s if status == 200 else float("inf")
 
 
 def _disturb(connection: Connection, arguments: tuple[str, Disturbance, float]) -> None:
@@ -192,7 +202,7 @@ def _disturb(connection: Connection, arguments: tuple[str, Disturbance, float]) 
         try:
             status, content = _exchange(client, "POST", path, body)
             answered.append(f"{status} {_code(content)}".strip())
-        except OSError as error:  # the server may close before everything has been sent
+        except FAILURES as error:  # the server may close before everything has been sent
             answered.append(type(error).__name__)
         finally:
             client.close()

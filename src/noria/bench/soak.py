@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from noria.bench.front import scripted_server
 from noria.bench.memory import process_tree
@@ -20,9 +20,6 @@ from noria.bench.serve import Load, import_aiohttp, run_load
 from noria.bench.workload import WorkloadRequest
 from noria.errors import NoriaError, OptionError
 from noria.file_limit import raise_file_limit
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +34,16 @@ _PRIVATE = re.compile(r"^(?:RssAnon|VmSwap):\s+(\d+) kB", re.MULTILINE)
 
 def measure_soak(*, num_streams: int, num_tokens: int, num_rounds: int, num_short: int) -> dict[str, Any]:
     """`num_rounds` rounds of `num_streams` streams of `num_tokens` tokens; then `num_short` requests for one token,
-    each with a prompt of its own. One more round, and a tenth as many requests, come before and do not count.
+    each with a prompt of its own, in tenths: what is left over is not sent. One more round, and one more tenth, come
+    before, to warm up: only their failures count.
 
-    MB of memory after each round, and after each tenth of the requests.
+    MB of memory after each round, and after each tenth of the requests; `short` says how many were sent, warm-up apart.
     """
     for name, value in (("streams", num_streams), ("tokens", num_tokens), ("rounds", num_rounds)):
         if value < 1:
             raise OptionError(f"--{name} must be at least 1, not {value}")
-    if num_short < 0:
-        raise OptionError(f"--short must not be negative, not {num_short}")
+    if num_short and num_short < SAMPLES:
+        raise OptionError(f"--short must be 0, or at least {SAMPLES}, not {num_short}")
     raise_file_limit()
     engine: dict[str, Any] = {"max_num_seqs": num_streams, "max_model_len": num_tokens + 64, "num_blocks": POOL_BLOCKS}
     engine["scheduling"] = {"max_num_batched_tokens": max(2048, num_streams)}
@@ -86,16 +84,17 @@ def private_mb(pid: int) -> float:
 def _send_short(url: str, number: int, look: Callable[[], float]) -> dict[str, Any]:
     if not number:
         return {"short": 0}
-    numbers = iter(range(number + number // SAMPLES))
-    failures = asyncio.run(_send_some(url, numbers, number // SAMPLES))
+    tenth = number // SAMPLES
+    numbers = iter(range(tenth * (SAMPLES + 1)))
+    failures = asyncio.run(_send_some(url, numbers, tenth))
     sizes_mb = [look()]
     began_s = time.perf_counter()
     for _ in range(SAMPLES):
-        failures += asyncio.run(_send_some(url, numbers, number // SAMPLES))
+        failures += asyncio.run(_send_some(url, numbers, tenth))
         sizes_mb.append(look())
         logger.info("short requests: %.1f MB", sizes_mb[-1])
     return {
-        "short": number,
+        "short": tenth * SAMPLES,
         "failed_short": len(failures),
         "errors": failures[:3],
         "short_warm_mb": sizes_mb[0],

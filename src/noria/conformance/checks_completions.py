@@ -125,7 +125,9 @@ def echo_stream(server: Server) -> None:
 @THEME.check("echo of a list gives each its own prompt", Source.OPENAI, needs=("echo",))
 def echo_list(server: Server) -> None:
     prompts = ["One, two,", "Red, green,"]
-    for choice in server.answer(COMPLETIONS, prompt=prompts, echo=True)["choices"]:
+    choices = server.answer(COMPLETIONS, prompt=prompts, echo=True)["choices"]
+    expect(len(choices) == 2, f"{len(choices)} choices for 2 prompts")
+    for choice in choices:
         begin = prompts[choice["index"]]
         expect(choice["text"].startswith(begin), f"{choice['text']!r} does not begin with {begin!r}")
 
@@ -154,13 +156,14 @@ def scoring(server: Server) -> None:
 
 @THEME.check("a prompt's score does not depend on what is made after it", Source.OPENAI, needs=("echo", "max_tokens"))
 def scoring_equals_echo(server: Server) -> None:
-    scores = [
-        server.answer(COMPLETIONS, prompt=PROMPT, echo=True, logprobs=0, max_tokens=count)["choices"][0]["logprobs"]
-        for count in (0, 4)
-    ]
-    short, long = (score["token_logprobs"][1:] for score in scores)
-    for value, other in zip(short, long, strict=False):
-        expect(abs(value - other) < 0.05, f"{short} with nothing after it, {long[: len(short)]} with 4 tokens")
+    scores = []
+    for count in (0, 4):
+        answer = server.answer(COMPLETIONS, prompt=PROMPT, echo=True, logprobs=0, max_tokens=count)
+        given, usage = answer["choices"][0]["logprobs"]["token_logprobs"], answer["usage"]
+        expect(len(given) == usage["total_tokens"], f"{len(given)} log-probabilities; usage is {usage}")
+        scores.append(given[1 : usage["prompt_tokens"]])
+    for value, other in zip(*scores, strict=True):
+        expect(abs(value - other) < 0.05, f"{scores[0]} with nothing after it, {scores[1]} with 4 tokens")
 
 
 @THEME.check("lm-eval's request: lists of ids, echo, one token", Source.OPENAI, needs=("echo", "logprobs"))

@@ -168,9 +168,11 @@ def metrics(server: Server) -> None:
     response = server.get("/metrics")
     kind = response.headers.get("content-type", "")
     expect(kind.startswith(("text/plain", "application/openmetrics-text")), f"content type is {kind!r}")
-    for line in response.body.decode().splitlines():
+    lines = [line for line in response.body.decode().splitlines() if line and not line.startswith("#")]
+    expect(lines, "there is no sample")
+    for line in lines:
         sample = re.fullmatch(r"[a-zA-Z_:][\w:]*(\{.*\})? \S+( \S+)?( # .*)?", line)
-        expect(line.startswith("#") or not line or sample, f"not a line of Prometheus text: {line[:80]!r}")
+        expect(sample, f"not a line of Prometheus text: {line[:80]!r}")
 
 
 @THEME.check("/version names the server's version", Source.EXTENSION)

@@ -94,8 +94,14 @@ def wrong_key(server: Server) -> None:
     if server.api_key is None:
         raise NotSupported("no key was given, so the server is taken to need none")
     for value in ("", "Bearer", "Bearer no-such-key", "Basic YTpi", f"Bearer {server.api_key}x"):
-        response = server.send("GET", "/v1/models", headers={"Authorization": value})
-        response.error(401)
+        headers = {"Authorization": value}
+        server.send("GET", "/v1/models", headers=headers).error(401)
+        for endpoint in BOTH:
+            response = server.send(
+                "POST", endpoint.path, endpoint.body(server.model, {"max_tokens": 1}), headers=headers
+            )
+            if response.status != 404:  # it has no such endpoint for anybody
+                response.error(401)
 
 
 # -- errors

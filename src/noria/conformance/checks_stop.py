@@ -111,6 +111,8 @@ def stop_held_back(server: Server, endpoint: Endpoint) -> None:
 @THEME.check_each("stop strings end each of n choices for itself", Source.OPENAI, *BOTH, needs=("n",))
 def stop_with_n(server: Server, endpoint: Endpoint) -> None:
     fields, _, stop, _ = _stopped(server, endpoint, 3)
-    for choice in server.answer(endpoint, **fields, stop=stop, n=2)["choices"]:
+    choices = server.answer(endpoint, **fields, stop=stop, n=2)["choices"]
+    expect(len(choices) == 2, f"{len(choices)} choices with n 2")
+    for choice in choices:
         expect(stop not in endpoint.text(choice), f"{stop!r} is in {endpoint.text(choice)!r}")
         expect(choice["finish_reason"] == "stop", f"finish_reason is {choice['finish_reason']!r}")

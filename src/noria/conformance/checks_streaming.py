@@ -137,7 +137,9 @@ def chat_stream_role(server: Server) -> None:
 
 @THEME.check("every delta is an object, and its content a string or null", Source.SDK)
 def chat_stream_deltas(server: Server) -> None:
-    for choice in server.stream(CHAT).choices():
+    choices = server.stream(CHAT).choices()
+    expect(choices, "no chunk has a choice")
+    for choice in choices:
         delta = choice["delta"]
         expect(isinstance(delta, dict), f"a delta is {delta!r}")
         expect(isinstance(delta.get("content"), str | None), f"a delta's content is {delta.get('content')!r}")
@@ -145,7 +147,9 @@ def chat_stream_deltas(server: Server) -> None:
 
 @THEME.check("a completion's chunks have text, never delta or message", Source.OPENAI)
 def completions_stream_text(server: Server) -> None:
-    for choice in server.stream(COMPLETIONS).choices():
+    choices = server.stream(COMPLETIONS).choices()
+    expect(choices, "no chunk has a choice")
+    for choice in choices:
         expect(isinstance(choice.get("text"), str) and "delta" not in choice, f"a chunk's choice is {choice}")
 
 

@@ -208,11 +208,11 @@ class Server:
         if response.status == 200:
             return response
         if response.status in REFUSALS:
-            text = response.body.decode(errors="replace").lower()
+            texts = _texts_of_refusal(response.body)
             for need in self.needs:
-                if re.search(rf"\b{re.escape(need.lower())}\b", text):
+                if any(_names(text, need) for text in texts):
                     raise NotSupported(f"{need}: {response.shown}")
-            if response.status == 404 and "model" not in text:
+            if response.status == 404 and "model" not in response.body.decode(errors="replace").lower():
                 raise NotSupported(f"there is no {path}: {response.shown}")
         raise Unmet(f"expected status 200, got {response.shown}")
 
@@ -239,6 +239,33 @@ class Server:
             if choice["finish_reason"] == "length" and len(endpoint.text(choice)) >= 8:
                 return endpoint.prompt(prompt) | {"max_tokens": wanted["max_tokens"]}, answer
         raise Unmet("none of three prompts has an answer of 16 tokens that ends for its length, and has 8 characters")
+
+
+def _texts_of_refusal(body: bytes) -> list[str]:
+    """What it says: message and param of an error, else every text in it, else the body itself."""
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return [body.decode(errors="replace")]
+    error = content.get("error", content) if isinstance(content, dict) else content
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return [error["message"], str(error.get("param"))]
+    return list(_texts_in(error))
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(inner)
+
+
+def _names(text: str, need: str) -> bool:
+    """Whether it is the name, or has it as a word: in quotes, if it is so short that it may be something else."""
+    word = re.escape(need.lower())
+    pattern = rf"\b{word}\b" if len(need) > 2 else rf"""([`'"]){word}\1"""
+    return text.lower() == need.lower() or re.search(pattern, text.lower()) is not None
 
 
 def strict_json(data: bytes) -> Any:
