@@ -270,9 +270,31 @@ def test_a_name_in_the_header_comes_back_and_stands_in_the_log():
 def test_without_a_name_a_call_goes_by_its_own(server):
     answer = server.complete(prompt="x", max_tokens=1)
     assert answer.headers["x-request-id"] == answer.headers["x-noria-call-id"]
-    refused = server.complete(prompt="x", max_tokens=-1)
-    assert refused.headers["x-request-id"]
     assert "x-request-id" not in server.get("/health").headers
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"5", 400), ({"model": "another"}, 404), ({"max_tokens": -1}, 400), (b" " * 2000, 413)],
+)
+def test_refusals_have_the_id_of_their_call_too(path, body, status):
+    if isinstance(body, dict):
+        body = body | {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    with running_server(server={"access_log": True, "max_body_bytes": 1000}) as server:
+        answer = server.request("POST", path, body)
+        call_id = answer.headers["x-noria-call-id"]
+        assert answer.status == status
+        assert re.fullmatch("[0-9a-f]{32}", call_id)
+        assert answer.headers["x-request-id"] == call_id
+        server.wait_until(lambda: any(f"{path} {status} id={call_id} outcome=refused" in line for line in server.log))
+
+
+def test_before_the_model_is_there_a_call_has_its_id_as_well():
+    with running_server({"load_s": 2.0}, wait=False) as server:
+        answer = server.complete(prompt="x")
+        assert (answer.status, answer.error["code"]) == (503, "loading")
+        assert answer.headers["x-request-id"] == answer.headers["x-noria-call-id"]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a\tb", 'a"b', "é", "x" * 257, "a\\b", "<b>"])

@@ -112,6 +112,27 @@ def test_what_is_always_sent_is_required_and_what_may_be_unset_is_not(server):
     assert schemas["ChatBody"]["required"] == ["messages"], "what is taken may have defaults"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": -1}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+        ("/v1/completions", {"prompt": 5}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": -1}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/tokenize", {"prompt": "x", "content": "x"}),
+        ("/detokenize", {"tokens": [-1]}),
+    ],
+)
+def test_the_headers_of_ours_that_answers_have_are_described(server, path, body):
+    answer = server.request("POST", path, body | {"x_unknown": 1}, headers={"X-Request-Id": "mine"})
+    given = {name for name in answer.headers if name.startswith("x-noria") or name in ("x-request-id", "retry-after")}
+    described = {name.lower() for name in Description(server).response("POST", path, answer.status)["headers"]}
+    assert given <= described
+    if path.startswith("/v1/"):
+        assert "x-noria-call-id" in given
+
+
 def test_a_stream_that_ends_with_an_error_is_what_it_says():
     with running_server({"step_s": 0.02, "scheduling": {"request_deadline_s": 0.5}}) as server:
         answer = server.complete(prompt="x", max_tokens=1000, stream=True)

@@ -15,7 +15,7 @@ from noria.kv.prefix import PrefixKey
 from noria.sampling import SamplingParams
 from noria.server.answers import Answer, PromptTokensDetails, Usage
 from noria.server.bodies import GenerationBody
-from noria.server.envelope import ChunkTemplate, Envelope
+from noria.server.envelope import ChunkTemplate, Envelope, new_call_id
 from noria.server.errors import ApiError
 from noria.server.generation import Generation, News
 from noria.server.served import ServedModel
@@ -37,16 +37,16 @@ class GenerationApi(ABC):
     ANSWER: ClassVar[type[Answer]]
     CHUNK: ClassVar[type[Answer]]
 
-    def __init__(self, body: GenerationBody, model: ServedModel) -> None:
-        """Raises `ApiError` for fields that contradict each other."""
+    def __init__(self, body: GenerationBody, model: ServedModel, call_id: str | None = None) -> None:
+        """Raises `ApiError` for fields that contradict each other. Without a `call_id` it gets a new one."""
         _check_fields(body)
         self.renamed: dict[str, str] = {}
         self._body = body
         self._model = model
         self._tokenizer = model.tokenizer
         self._texts = TokenTexts(model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        self._envelope = Envelope(self.ID_PREFIX, model.name, body.request_id)
-        self.call_id = self._envelope.call_id
+        self.call_id = call_id or new_call_id()
+        self._envelope = Envelope(self.ID_PREFIX, model.name, self.call_id, body.request_id)
         self._templates: dict[int, ChunkTemplate] = {}
         self._is_plain = not (body.return_token_ids or body.wants_continuous_usage)
         self._num_told = 0

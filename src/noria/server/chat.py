@@ -30,8 +30,8 @@ class ChatApi(GenerationApi):
 
     ID_PREFIX, ANSWER, CHUNK = "chatcmpl", ChatAnswer, ChatChunk
 
-    def __init__(self, body: ChatBody, model: ServedModel) -> None:
-        super().__init__(body, model)
+    def __init__(self, body: ChatBody, model: ServedModel, call_id: str | None = None) -> None:
+        super().__init__(body, model, call_id)
         self._chat = body
         self.renamed |= {"prompt": "messages", "logprobs": "top_logprobs"}
         self._max_tokens = body.max_tokens

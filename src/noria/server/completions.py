@@ -25,8 +25,8 @@ class CompletionsApi(GenerationApi):
 
     ID_PREFIX, ANSWER, CHUNK = "cmpl", CompletionAnswer, CompletionAnswer
 
-    def __init__(self, body: CompletionBody, model: ServedModel) -> None:
-        super().__init__(body, model)
+    def __init__(self, body: CompletionBody, model: ServedModel, call_id: str | None = None) -> None:
+        super().__init__(body, model, call_id)
         self._completion = body
         self._num_choices = 1 if body.n is None else body.n
         """To each prompt, in the answer."""

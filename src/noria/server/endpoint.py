@@ -27,6 +27,7 @@ from noria.server.access import tenant_of
 from noria.server.api import GenerationApi
 from noria.server.bodies import ChatBody, GenerationBody, decode_body
 from noria.server.calls import Call, call_of
+from noria.server.envelope import new_call_id
 from noria.server.errors import ApiError, as_api_error
 from noria.server.gate import check_call, check_json
 from noria.server.generation import Generation
@@ -49,7 +50,7 @@ class GenerationEndpoint:
         self,
         state: ServerState,
         body_type: type[Any],
-        make_api: Callable[[Any, ServedModel], GenerationApi],
+        make_api: Callable[[Any, ServedModel, str], GenerationApi],
     ) -> None:
         self._state = state
         self._body_type = body_type
@@ -57,6 +58,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = call_of(scope)
+        call.call_id = new_call_id()
         self._state.calls.begin(call)
         try:
             await self._answer(call, scope, receive, send)
@@ -71,7 +73,7 @@ class GenerationEndpoint:
             return
         except ApiError as error:
             call.note_error(error)
-            await _send_json(send, error.status, error.body, error.headers)
+            await _send_json(send, error.status, error.body, _call_header(call) | error.headers)
             return
         with body:  # a task that is cancelled before its first step releases nothing
             await self._answer_body(body, call, scope, receive, send)
@@ -88,7 +90,7 @@ class GenerationEndpoint:
         if not answering.cancelled():
             answering.result()
 
-    def prepare(self, raw: bytes) -> tuple[GenerationBody, GenerationApi, list[str]]:
+    def prepare(self, raw: bytes, call_id: str) -> tuple[GenerationBody, GenerationApi, list[str]]:
         """Everything that can be refused before anything is started."""
         state = self._state
         state.check_ready()
@@ -96,7 +98,7 @@ class GenerationEndpoint:
         body, ignored = decode_body(raw, self._body_type)
         model = state.served_model(body.model)
         check_priority(body.priority or 0, self.config)
-        return body, self._make_api(body, model), ignored
+        return body, self._make_api(body, model, call_id), ignored
 
     @property
     def config(self) -> SchedulerConfig:
@@ -133,7 +135,7 @@ class _Answer:
         self._transport: asyncio.WriteTransport | None = scope.get("noria.transport")
         self._held = held
         self._send = send
-        self._headers: dict[str, str] = {}
+        self._headers = _call_header(call)
         self._started = False
         self._last_sent_s = time.monotonic()
 
@@ -142,8 +144,8 @@ class _Answer:
         try:
             try:
                 body, api, ignored = await self._understand()
-                renamed, self._call.call_id = api.renamed, api.call_id
-                self._headers |= ignored_header(ignored) | {"X-Noria-Call-Id": api.call_id}
+                renamed = api.renamed
+                self._headers |= ignored_header(ignored)
                 sampling = api.sampling()
                 prompts = await self._encode_prompts(body, api)
             finally:
@@ -161,7 +163,8 @@ class _Answer:
             await self._fail(as_api_error(error, renamed), error)
 
     async def _understand(self) -> tuple[GenerationBody, GenerationApi, list[str]]:
-        prepare = partial(self._endpoint.prepare, self._held.content)
+        assert self._call.call_id is not None
+        prepare = partial(self._endpoint.prepare, self._held.content, self._call.call_id)
         return await self._endpoint.text_work.run(prepare, num_bytes=len(self._held.content))
 
     async def _encode_prompts(self, body: GenerationBody, api: GenerationApi) -> list[list[int]]:
@@ -250,7 +253,7 @@ class _Answer:
             await self._send_events([error.body])
             await self._end_stream()
         else:
-            await _send_json(self._send, error.status, error.body, error.headers)
+            await _send_json(self._send, error.status, error.body, self._headers | error.headers)
 
 
 @contextlib.asynccontextmanager
@@ -277,6 +280,10 @@ def _cut(transport: asyncio.WriteTransport) -> None:
     connection = transport.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
+
+
+def _call_header(call: Call) -> dict[str, str]:
+    return {"X-Noria-Call-Id": call.call_id or ""}
 
 
 async def _send_json(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

@@ -20,14 +20,17 @@ TEXT_MARK = "text goes here"
 _encode = msgspec.json.Encoder().encode
 
 
+def new_call_id() -> str:
+    """Never a client's: two calls may bring the same one. The engine's names for a call's sequences begin with it."""
+    return uuid.uuid4().hex
+
+
 class Envelope:
     """Encodes choices as one JSON object. `prefix` begins the call's id, as clients expect of each endpoint."""
 
-    def __init__(self, prefix: str, model: str, request_id: str | None = None) -> None:
+    def __init__(self, prefix: str, model: str, call_id: str, request_id: str | None = None) -> None:
         """`request_id` is the client's name for the call, if it has one. It is told to the client and used nowhere."""
-        self.call_id = uuid.uuid4().hex
-        """Never a client's: two calls may bring the same one. The engine's names for the sequences begin with it."""
-        self._id = f"{prefix}-{request_id or self.call_id}"
+        self._id = f"{prefix}-{request_id or call_id}"
         self._created = int(time.time())
         self._model = model
 

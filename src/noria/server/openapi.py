@@ -22,7 +22,7 @@ _REFERENCE = "#/components/schemas/{name}"
 
 _HEADERS = {
     "X-Request-Id": "The name that the request brought in this header; else, of a generating call, the call's id.",
-    "X-Noria-Call-Id": "Names the call in the access log and for the admin routes.",
+    "X-Noria-Call-Id": "Names the call in the access log and for the admin routes: on every answer but 401.",
     "X-Noria-Ignored-Fields": "Fields of the body that nobody knows, if there were any.",
     "Retry-After": "Seconds, where to come back later is worth it.",
 }
@@ -88,13 +88,14 @@ def _operation(
     spec: RouteSpec, method: str, by_type: dict[type, dict[str, Any]], components: dict[str, Any]
 ) -> dict[str, Any]:
     error = _json(by_type[ErrorAnswer])
+    on_errors = ["X-Request-Id", *(_own_headers(spec) if spec.chunk is not None else ())]
     operation: dict[str, Any] = {
         "summary": spec.summary,
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{spec.path}").strip("_"),
         "responses": {
             "200": _response("The answer.", _answers(spec, by_type), ["X-Request-Id", *_own_headers(spec)]),
-            "4XX": _response("A refusal.", error, ["X-Request-Id"]),
-            "5XX": _response("Not now, or a failure of ours.", error, ["X-Request-Id", "Retry-After"]),
+            "4XX": _response("A refusal.", error, on_errors),
+            "5XX": _response("Not now, or a failure of ours.", error, [*on_errors, "Retry-After"]),
         },
     }
     parameters: list[dict[str, Any]] = [{"$ref": "#/components/parameters/RequestId"}]
