@@ -71,7 +71,7 @@ class EngineOutput(msgspec.Struct, frozen=True, tag="output"):
     events: tuple[RequestEvent, ...] = ()
     answers: tuple[Answer, ...] = ()
     record: StepRecord | None = None
-    """The step's record, if a step was run: metrics are derived from these alone."""
+    """The step's record, if a step was run: what metrics say of the engine is derived from these alone."""
 
 
 EngineMessage = Progress | Ready | Failed | EngineOutput

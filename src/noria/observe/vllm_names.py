@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 
 from noria.config import SchedulerConfig
 from noria.core.plan import Limit
+from noria.observe.engine_metrics import REQUEST_SUCCESS, histogram_families, plain_families
 from noria.observe.families import Families
 from noria.observe.stats import EngineStats
 
@@ -19,39 +20,45 @@ _DEFERRED = (Limit.PREFIX_BEING_COMPUTED, Limit.GRAMMAR, Limit.ADAPTERS, Limit.P
 """What vLLM calls so: requests that wait for something other than room."""
 
 
+_PLAIN = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "prompt_tokens",
+    "prompt_tokens_cached",
+    "generation_tokens",
+)
+
+_HISTOGRAMS = (
+    "iteration_tokens_total",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "e2e_request_latency_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+)
+
+
 def vllm_families(families: Families, stats: EngineStats, config: SchedulerConfig) -> Iterator[Metric]:
-    counter, gauge = families.counter, families.gauge
+    yield from plain_families(families, stats, _PLAIN)
     num_deferred = sum(stats.waiting_by_reason[limit] for limit in _DEFERRED)
-    yield gauge("num_requests_running", "Requests in model execution batches.", stats.num_running)
-    yield gauge("num_requests_waiting", "Requests waiting to be processed.", stats.num_waiting)
     yield families.gauges(
         "num_requests_waiting_by_reason",
         "Waiting requests, for room or for something else.",
         "reason",
         {"capacity": stats.num_waiting - num_deferred, "deferred": num_deferred},
     )
-    yield gauge("kv_cache_usage_perc", "KV cache usage, 1 being all of it.", stats.kv_usage)
-    yield counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.num_prompt_tokens)
-    yield counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.num_cached_tokens)
-    yield counter("num_preemptions", "Preemptions.", stats.num_preemptions)
-    yield counter("prompt_tokens", "Prefill tokens.", stats.num_prompt_tokens)
-    yield counter("prompt_tokens_cached", "Of these, found in the cache.", stats.num_cached_tokens)
-    yield counter("generation_tokens", "Generation tokens.", stats.num_generation_tokens)
-    yield families.counters("request_success", "Ended requests.", "finished_reason", stats.num_finished)
-    for name, text, histogram in (
-        ("iteration_tokens_total", "Tokens of one engine step.", stats.step_tokens),
-        ("time_to_first_token_seconds", "Time to first token.", stats.ttft_s),
-        ("inter_token_latency_seconds", "Time between tokens.", stats.gap_s),
-        ("request_time_per_output_token_seconds", "Mean time between tokens of a request.", stats.token_s),
-        ("request_queue_time_seconds", "Time in the queue.", stats.queue_s),
-        ("request_prefill_time_seconds", "Time until the first token.", stats.prefill_s),
-        ("request_decode_time_seconds", "Time from the first token to the last.", stats.decode_s),
-        ("request_inference_time_seconds", "Time from admission to the last token.", stats.inference_s),
-        ("e2e_request_latency_seconds", "Time from arrival to the end.", stats.e2e_s),
-        ("request_prompt_tokens", "Prompt lengths.", stats.prompt_tokens.up_to(config.max_model_len)),
-        ("request_generation_tokens", "Output lengths.", stats.generation_tokens.up_to(config.max_model_len)),
-    ):
-        yield families.histogram(name, text, histogram)
+    yield families.counters("request_success", REQUEST_SUCCESS, "finished_reason", stats.num_finished)
+    lengths = dict.fromkeys(("request_prompt_tokens", "request_generation_tokens"), config.max_model_len)
+    yield from histogram_families(families, stats, _HISTOGRAMS, lengths)
     facts = {
         "block_size": config.block_size,
         "num_gpu_blocks": config.num_blocks,
