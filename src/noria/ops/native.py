@@ -236,7 +236,8 @@ class _Builder:
             raw = self._raw(source)
             values = decode(raw.rows, raw.encoding).reshape(-1)
             heads = source.interleaved_heads
-            parts.append(values if heads is None else split_halves(values, heads))
+            values = values if heads is None else split_halves(values, heads)
+            parts.append(values + np.float32(source.added) if source.added else values)
         return np.concatenate(parts)
 
     def _attention(self, spec: AttentionSpec | None) -> int:
