@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding. `scaling` is the Hugging Face kind, None for plain, or "factors".
+    """Rotary position embedding. `scaling`: None, "linear", "llama3", "yarn", "longrope" (as Hugging Face) or "factors".
 
     "factors" is scaling already worked out, one divisor for each inverse frequency, so that inverse frequency i is
     `theta ** (-2i / rotary_dim) / frequency_factors[i]`: how GGUF files store llama3 scaling (`rope_freqs.weight`), and
@@ -24,7 +24,7 @@ class RopeConfig:
     """
 
     theta: float = 10_000.0
-    scaling: Literal["linear", "llama3", "yarn", "longrope", "factors"] | None = None
+    scaling: str | None = None
     parameters: Mapping[str, float] = field(default_factory=dict)
     """For linear: factor. For llama3: factor, low_freq_factor, high_freq_factor, original_max_position_embeddings. For
     yarn: factor, beta_fast, beta_slow, original_max_position_embeddings, truncate (0 or 1). For longrope:
