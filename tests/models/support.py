@@ -32,7 +32,10 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, SMALL_HEADS),
     "mistral": (transformers.MistralConfig, {"sliding_window": WINDOW}),
-    "gemma2": (transformers.Gemma2Config, {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {**GEMMA, "num_hidden_layers": 5, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 15.0},
+    ),
     "gemma3": (transformers.Gemma3TextConfig, {**GEMMA, "num_hidden_layers": 7}),  # the sixth has full attention
     "phi3": (transformers.Phi3Config, {"pad_token_id": 0}),
     "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 5, "pad_token_id": 0}),  # the fourth does not rotate
