@@ -49,6 +49,16 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+LONGROPE: dict[str, Any] = {
+    "original_max_position_embeddings": 48,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [1.0 + 0.9 * i for i in range(8)],
+    },
+}
+
 
 def tiny_model(architecture: str, **overrides: Any) -> transformers.PreTrainedModel:
     """A random float32 model; norms and biases are random too, so that each of them matters."""

@@ -16,6 +16,7 @@ import transformers
 from models.support import (
     ARCHITECTURES,
     LLAMA3,
+    LONGROPE,
     TINY,
     WINDOW,
     PagedDriver,
@@ -33,15 +34,6 @@ from noria.ops.reference import TorchExecutor
 TOLERANCE = 1e-4
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 10_000.0}
-LONGROPE: dict[str, Any] = {
-    "original_max_position_embeddings": 48,
-    "rope_parameters": {
-        "rope_type": "longrope",
-        "rope_theta": 10_000.0,
-        "short_factor": [1.0 + 0.1 * i for i in range(8)],
-        "long_factor": [1.0 + 0.9 * i for i in range(8)],
-    },
-}
 SHARDED = {"max_shard_size": "50KB"}
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
