@@ -140,9 +140,7 @@ class PagedDriver:
         return [np.concatenate(parts) for parts in results]
 
 
-def executor_greedy(
-    driver: PagedDriver, prompts: Sequence[Sequence[int]], num_tokens: int
-) -> list[list[int]]:
+def executor_greedy(driver: PagedDriver, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """The continuations that an executor finds most probable, of all prompts side by side, one token a step."""
     longest = max(map(len, prompts)) + num_tokens
     tables = [[driver.free.pop() for _ in range(-(-longest // driver.block_size))] for _ in prompts]

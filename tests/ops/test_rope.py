@@ -26,7 +26,13 @@ def theirs(head_dim: int, **rope: Any) -> np.ndarray:
 @pytest.mark.parametrize("head_dim", [64, 128, 80])
 @pytest.mark.parametrize(
     ("scaling", "parameters"),
-    [(None, {}), ("linear", {"factor": 4.0}), ("llama3", LLAMA3), ("yarn", YARN), ("yarn", {**YARN, "truncate": False})],
+    [
+        (None, {}),
+        ("linear", {"factor": 4.0}),
+        ("llama3", LLAMA3),
+        ("yarn", YARN),
+        ("yarn", {**YARN, "truncate": False}),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
@@ -76,7 +82,9 @@ def test_bad_parameters(rope: RopeConfig, message: str) -> None:
 
 
 def test_unknown_scaling_lists_what_there_is() -> None:
-    with pytest.raises(UnsupportedError, match="'ntk' is not supported; supported: none, linear, llama3, yarn, longrope"):
+    with pytest.raises(
+        UnsupportedError, match="'ntk' is not supported; supported: none, linear, llama3, yarn, longrope"
+    ):
         inverse_frequencies(RopeConfig(scaling="ntk"), 8)
     with pytest.raises(UnsupportedError, match="even number of dimensions, not 7"):
         inverse_frequencies(RopeConfig(), 7)
