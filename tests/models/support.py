@@ -68,8 +68,16 @@ def tiny_model(architecture: str, **overrides: Any) -> transformers.PreTrainedMo
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            torch.nn.init.normal_(parameter, mean=1.0 if name.endswith("norm.weight") else 0.0, std=0.3)
+            torch.nn.init.normal_(parameter, mean=_mean(architecture, name), std=0.3)
     return model
+
+
+def _mean(architecture: str, name: str) -> float:
+    """Of a vector's random values. Gemma's norms multiply by 1 + weight; those after a branch are larger, since its
+    scaled embedding would outweigh what the layers add."""
+    if not name.endswith("norm.weight"):
+        return 0.0
+    return 1.0 if not architecture.startswith("gemma") or ".post_" in name else 0.0
 
 
 def transformers_logits(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> Float32Array:
