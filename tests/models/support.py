@@ -73,11 +73,13 @@ def tiny_model(architecture: str, **overrides: Any) -> transformers.PreTrainedMo
 
 
 def _mean(architecture: str, name: str) -> float:
-    """Of a vector's random values. Gemma's norms multiply by 1 + weight; those after a branch are larger, since its
-    scaled embedding would outweigh what the layers add."""
+    """Of a vector's random values. Gemma's norms multiply by 1 + weight; those after a branch are larger, since else
+    its scaled embedding outweighs what the layers add, and every token predicts itself."""
     if not name.endswith("norm.weight"):
         return 0.0
-    return 1.0 if not architecture.startswith("gemma") or ".post_" in name else 0.0
+    if not architecture.startswith("gemma"):
+        return 1.0
+    return 3.0 if ".post_" in name else 0.0
 
 
 def transformers_logits(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> Float32Array:
