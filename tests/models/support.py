@@ -39,6 +39,15 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gemma3": (transformers.Gemma3TextConfig, {**GEMMA, "num_hidden_layers": 7}),  # the sixth has full attention
     "phi3": (transformers.Phi3Config, {"pad_token_id": 0}),
     "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 5, "pad_token_id": 0}),  # the fourth does not rotate
+    "granite": (
+        transformers.GraniteConfig,
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 4.0,
+        },
+    ),
 }
 """Of each architecture its configuration class, and what makes it small and different from a Llama."""
 LLAMA3 = {
