@@ -245,8 +245,9 @@ class TorchExecutor:
     """Loads a model and runs it op by op. Implements `Executor`.
 
     `dtype` is "float32" or "bfloat16"; `device` as torch names it. `threads` sets torch's intra-op threads for the
-    whole process (None: the cores this process may use). `report(done, total)` is called while loading, in bytes of
-    weights. Raises `OptionError` for a dtype or device that cannot be had, and `ModelError` for the model's faults.
+    whole process (None: the cores this process may use). `max_model_len`: of the longest sequence that will be run
+    (None: the model's own context). `report(done, total)` is called while loading, in bytes of weights. Raises
+    `OptionError` for a dtype or device that cannot be had, and `ModelError` for the model's faults.
     """
 
     sampler: Sampler | None = None
@@ -258,6 +259,7 @@ class TorchExecutor:
         dtype: str,
         device: str = "cpu",
         threads: int | None = None,
+        max_model_len: int | None = None,
         report: Callable[[int, int], None] | None = None,
     ) -> None:
         self._dtype = _dtype(dtype)
@@ -265,10 +267,10 @@ class TorchExecutor:
         torch.set_num_threads(threads or _num_cores())
         architecture = registry.find(model.config.architecture)
         plan = architecture.plan(model)
-        self._config = model.config
-        self._parameters = self._load(model, plan, architecture.constants(model.config), report)
+        self._config = model.config.at_length(max_model_len)
+        self._parameters = self._load(model, plan, architecture.constants(self._config), report)
         self._forward = architecture.forward
-        self._model = architecture.bind(model.config, self._parameters)
+        self._model = architecture.bind(self._config, self._parameters)
         self._ops = TorchOps(self._dtype, self._device)
 
     @property
