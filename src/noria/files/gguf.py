@@ -156,6 +156,7 @@ class GgufModel:
             tokens=tokens,
             token_types=types,
             merges=self._list(prefix + "merges", str),
+            scores=self._list(prefix + "scores", float),
             add_bos_token=self._fields.optional_flag(prefix + "add_bos_token"),
             add_space_prefix=self._fields.optional_flag(prefix + "add_space_prefix"),
             bos_token_id=self._token_id("bos_token_id"),

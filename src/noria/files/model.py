@@ -84,11 +84,13 @@ class RawTensor:
 class GgufVocabulary:
     """The tokenizer as a GGUF file stores it (`tokenizer.ggml.*`)."""
 
-    model: str  # "gpt2" is byte-level BPE
+    model: str  # "gpt2" is byte-level BPE, "llama" SentencePiece's BPE
     pre: str | None
     tokens: list[str]
     token_types: list[int]  # 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
     merges: list[str]
+    scores: list[float] = field(default_factory=list)
+    """Only for "llama": of two joint pieces, the one with the higher score is made first."""
     add_bos_token: bool | None
     add_space_prefix: bool | None
     bos_token_id: int | None

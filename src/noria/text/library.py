@@ -81,6 +81,7 @@ class LibraryTokenizer(Tokenizer):
         self._continuing = _without_first_prefix(plain)
         self._spelling = spelling
         self._bytes: dict[int, bytes] = dict(literal_bytes or {})
+        self._literal_ids = frozenset(self._bytes)
         added = parsing.get_added_tokens_decoder()
         special = {token_id: token for token_id, token in sorted(added.items()) if token.special}
         self.special_token_ids = tuple(special)
@@ -157,7 +158,7 @@ class LibraryTokenizer(Tokenizer):
 
     def opening_bytes(self, token_id: int) -> bytes:
         token = self.id_to_token(token_id)
-        if token is None or token in self._special_id:
+        if token is None or token in self._special_id or token_id in self._literal_ids:
             return self.token_bytes(token_id)
         return self._spelling.opening_bytes_of(token)
 
