@@ -18,6 +18,7 @@ import tokenizers
 
 from noria.errors import ModelFileError
 from noria.files.model import TokenizerFiles
+from noria.text.any_of import any_of
 from noria.text.chat_template import ChatTemplate
 from noria.text.spelling import Spelling, spelling_from_decoder
 from noria.text.tokenizer import Tokenizer, well_formed
@@ -289,6 +290,8 @@ def _drop_first_prefix(description: dict[str, Any]) -> bool:
 
 def _special_pattern(special: list[tokenizers.AddedToken]) -> re.Pattern[str]:
     """Matches special tokens as the library does: leftmost, then longest, with the white space that they swallow."""
+    if not any(token.lstrip or token.rstrip or token.single_word for token in special):
+        return re.compile(any_of(token.content for token in special))
     alternatives = []
     for token in sorted(special, key=lambda token: len(token.content), reverse=True):
         if token.content:
