@@ -1,4 +1,4 @@
-"""A model in one GGUF file: `GgufModel`, which implements `noria.files.model.ModelFiles`.
+"""A model in a GGUF file, or in the files of a split one: `GgufModel`, which implements `noria.files.model.ModelFiles`.
 
 Opened by `noria.files.sources.open_model`. The container itself is read by `noria.files.gguf_format`: the `gguf`
 package's own reader takes seconds for a large vocabulary. That package is imported, lazily, for one thing: turning
@@ -18,10 +18,10 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from noria.errors import ModelFileError, UnsupportedError
+from noria.errors import ModelFileError
 from noria.files.fields import Fields
-from noria.files.gguf_format import ENCODING_IDS, ENCODINGS, GgufHeader, read_header
-from noria.files.mapped import MappedFile
+from noria.files.gguf_format import ENCODING_IDS, ENCODINGS
+from noria.files.gguf_shards import open_shards
 from noria.files.model import GgufVocabulary, HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_gguf
 
@@ -44,7 +44,7 @@ _DIRECT: Final[dict[str, tuple[Literal["float32", "float16", "bfloat16"], str]]]
 
 
 class GgufModel:
-    """An opened GGUF file. Its tensor table has been checked; values are read from the mapped file when asked for."""
+    """An opened GGUF model. Its tensor table has been checked; values are read from the mapped file when asked for."""
 
     format: Literal["gguf"] = "gguf"
 
@@ -52,31 +52,27 @@ class GgufModel:
         """Raises ModelFileError when the file is damaged, UnsupportedError when it asks for what we do not have."""
         self.path = path
         self.name = name or path.stem
-        self._file = MappedFile(path)
-        self._header: GgufHeader = read_header(self._file)
-        self._fields = Fields(self._header.metadata, str(path))
-        num_splits = self._fields.optional_int("split.count") or 0
-        if num_splits > 1:
-            raise UnsupportedError(
-                f"{path} is one of {num_splits} files of a split model, which is not supported; "
-                "merge them with llama-gguf-split --merge"
-            )
+        shards = open_shards(path)
+        self._shard_of = {name: shard for shard in shards for name in shard.header.tensors}
+        self._tensors = {name: shard.header.tensors[name] for name, shard in self._shard_of.items()}
+        self._fields = shards[0].fields
         self.config: ModelConfig = self._read_config()
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """All metadata of the file by name: int, float, bool, str, or a list of one of these."""
-        return MappingProxyType(self._header.metadata)
+        """All metadata of the (first) file by name: int, float, bool, str, or a list of one of these."""
+        return MappingProxyType(self._fields.values)
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        return MappingProxyType(self._header.tensors)
+        return MappingProxyType(self._tensors)
 
     def read(self, name: str) -> HostTensor:
         info = self._info(name)
         if info.encoding in _DIRECT:
             dtype, stored = _DIRECT[info.encoding]
-            return HostTensor(self._file.array(self._header.offsets[name], info.shape, stored), dtype)
+            shard = self._shard_of[name]
+            return HostTensor(shard.file.array(shard.header.offsets[name], info.shape, stored), dtype)
         values = _dequantise(self.raw(name).rows, ENCODING_IDS[info.encoding])
         return HostTensor(values.reshape(info.shape), "float32")
 
@@ -84,11 +80,12 @@ class GgufModel:
         info = self._info(name)
         encoding = ENCODINGS[ENCODING_IDS[info.encoding]]
         row_bytes = info.shape[-1] // encoding.block_values * encoding.block_bytes
-        rows = self._file.rows(self._header.offsets[name], math.prod(info.shape[:-1]), row_bytes)
+        shard = self._shard_of[name]
+        rows = shard.file.rows(shard.header.offsets[name], math.prod(info.shape[:-1]), row_bytes)
         return RawTensor(rows, info.encoding)
 
     def _info(self, name: str) -> TensorInfo:
-        info = self._header.tensors.get(name)
+        info = self._tensors.get(name)
         if info is None:
             raise ModelFileError(f"{self.path}: tensor {name!r} is missing")
         return info
@@ -113,12 +110,12 @@ class GgufModel:
         return tuple(sorted(ids))
 
     def _read_config(self) -> ModelConfig:
-        embedding = self._header.tensors.get("token_embd.weight")
+        embedding = self._tensors.get("token_embd.weight")
         factors = None
-        if self._fields.text("general.architecture") == "llama" and "rope_freqs.weight" in self._header.tensors:
+        if self._fields.text("general.architecture") == "llama" and "rope_freqs.weight" in self._tensors:
             factors = self._read_rope_factors()
         return config_from_gguf(
-            self._header.metadata,
+            self._fields.values,
             str(self.path),
             num_embedding_rows=embedding.shape[0] if embedding is not None else None,
             frequency_factors=factors,
