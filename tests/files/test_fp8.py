@@ -26,14 +26,10 @@ def model_of(path: Path, tensors: dict[str, tuple[str, Array]], quantization: An
 def test_numbers_are_those_of_the_formats() -> None:
     """Values from the formats' definition (arXiv 2209.05433, table 1); all 256 are compared with torch's elsewhere."""
     e4m3 = np.array([0x00, 0x80, 0x01, 0x07, 0x08, 0x38, 0xB8, 0x7E, 0xFE], np.uint8)
-    np.testing.assert_array_equal(
-        decode_fp8(e4m3, "F8_E4M3"), [0, -0.0, 2**-9, 7 * 2**-9, 2**-6, 1, -1, 448, -448]
-    )
+    np.testing.assert_array_equal(decode_fp8(e4m3, "F8_E4M3"), [0, -0.0, 2**-9, 7 * 2**-9, 2**-6, 1, -1, 448, -448])
     assert np.isnan(decode_fp8(np.array([0x7F, 0xFF], np.uint8), "F8_E4M3")).all()
     e5m2 = np.array([0x00, 0x01, 0x03, 0x04, 0x3C, 0xBC, 0x7B, 0x7C], np.uint8)
-    np.testing.assert_array_equal(
-        decode_fp8(e5m2, "F8_E5M2"), [0, 2**-16, 3 * 2**-16, 2**-14, 1, -1, 57344, np.inf]
-    )
+    np.testing.assert_array_equal(decode_fp8(e5m2, "F8_E5M2"), [0, 2**-16, 3 * 2**-16, 2**-14, 1, -1, 57344, np.inf])
 
 
 @pytest.mark.parametrize("encoding", ["F8_E4M3", "F8_E5M2"])

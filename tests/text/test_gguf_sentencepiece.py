@@ -50,7 +50,9 @@ def by_scores(vocabulary: GgufVocabulary, text: str) -> list[str]:
 
 @given(texts, st.permutations(range(10)))
 def test_the_best_score_is_joined_first(text: str, ranks: list[int]) -> None:
-    vocabulary = small_sentencepiece_vocabulary(scores=[-float(r) for r in ranks], user_defined=(), add_space_prefix=False)
+    vocabulary = small_sentencepiece_vocabulary(
+        scores=[-float(r) for r in ranks], user_defined=(), add_space_prefix=False
+    )
     assert pieces(load(vocabulary), text, parse_special=False) == by_scores(vocabulary, text)
 
 
@@ -99,7 +101,9 @@ def test_bos_unless_the_file_says_no(add_bos_token: bool | None, adds: bool) -> 
 
 
 def test_special_tokens_are_never_made_of_pieces() -> None:
-    vocabulary = small_sentencepiece_vocabulary(pieces=("</", "s>", "<s", "<0", "x0", "A>", "<0x0"), add_space_prefix=False)
+    vocabulary = small_sentencepiece_vocabulary(
+        pieces=("</", "s>", "<s", "<0", "x0", "A>", "<0x0"), add_space_prefix=False
+    )
     tokenizer = load(vocabulary)
     assert pieces(tokenizer, "</s><0x0A>", parse_special=False) == ["</", "s>", "<0x0", "A>"]
     assert pieces(tokenizer, "</s>") == ["</s>"]

@@ -96,7 +96,11 @@ def test_smollm2_round_trips_what_its_vocabulary_has_bytes_for(smollm2: Tokenize
         ("qwen2", "a.\n\nb", ["a", ".\n\n", "b"]),
         ("llama-bpe", "1234567 _x'Re", ["123", "456", "7", " _", "x", "'Re"]),
         ("dbrx", "1234567 _x'Re", ["123", "456", "7", " _", "x", "'Re"]),
-        ("tekken", "camelCase HTTPServer 123/\n\nx's", ["camel", "Case", " HTTPServer", " ", *"123", "/\n\n", "x", "'s"]),
+        (
+            "tekken",
+            "camelCase HTTPServer 123/\n\nx's",
+            ["camel", "Case", " HTTPServer", " ", *"123", "/\n\n", "x", "'s"],
+        ),
         ("tekken", "éÉa Éé ÀB", ["éÉa", " Éé", " À", "B"]),
         ("gpt-4o", "camelCase it's IT'S 1234", ["camel", "Case", " it's", " IT'S", " ", "123", "4"]),
     ],

@@ -60,8 +60,8 @@ def small_sentencepiece_vocabulary(
     add_space_prefix: bool | None = None,
     add_bos_token: bool | None = None,
 ) -> GgufVocabulary:
-    """Unknown, BOS and EOS, all bytes, `user_defined`, `pieces` with `scores` (default: the sooner the better), and then
-    single letters, the worst. "é" and what is not named here has no letter of its own."""
+    """Unknown, BOS and EOS, all bytes, `user_defined`, `pieces` with `scores` (default: the sooner the better), and
+    then single letters, the worst. "é" and what is not named here has no letter of its own."""
     named = ["<unk>", "<s>", "</s>"]
     tokens = [*named, *(f"<0x{byte:02X}>" for byte in range(256)), *user_defined, *pieces, *letters]
     types = [2, CONTROL, CONTROL] + [6] * 256 + [USER_DEFINED] * len(user_defined)

@@ -1,15 +1,15 @@
 """Weights of 8-bit floating point in safetensors files: `decode_fp8`, and the scales that lie beside them.
 
 Used by `noria.files.safetensors` and `noria.files.huggingface`. A weight `NAME.weight` may have a tensor
-`NAME.weight_scale` or `NAME.weight_scale_inv` that it is multiplied with (both names are in use, and mean the same): one
-number, one for each row, or one for each block of rows and columns. Scales of activations are not used: activations are
-not quantised here.
+`NAME.weight_scale` or `NAME.weight_scale_inv` that it is multiplied with (both names are in use, and mean the same):
+one number, one for each row, or one for each block of rows and columns. Scales of activations are not used: activations
+are not quantised here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,8 @@ FP8_ENCODINGS: Final = tuple(_VALUES)
 
 def decode_fp8(bits: npt.NDArray[np.uint8], encoding: str) -> npt.NDArray[np.float32]:
     """The numbers that the bytes stand for, in the same shape."""
-    return _VALUES[encoding][bits]
+    values: npt.NDArray[np.float32] = _VALUES[encoding][bits]
+    return values
 
 
 def scales_of(tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
@@ -65,13 +66,15 @@ def is_activation_scale(name: str, tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def scaled(
-    values: npt.NDArray[np.float32], scale: npt.NDArray[Any], info: TensorInfo, block_size: tuple[int, int] | None
+    values: npt.NDArray[np.float32],
+    scale: npt.NDArray[np.float32],
+    info: TensorInfo,
+    block_size: tuple[int, int] | None,
 ) -> npt.NDArray[np.float32]:
     """`values` times their scale. `block_size`: rows and columns that share a scale, where each block has its own.
 
     Raises `ModelFileError` if the scales do not fit the tensor.
     """
-    scale = scale.astype(np.float32, copy=False)
     if scale.size == 1:
         return values * scale.reshape(())
     if values.ndim == 2:
@@ -81,9 +84,10 @@ def scaled(
         if block_size is not None:
             high, wide = block_size
             if scale.shape == (-(-rows // high), -(-columns // wide)):
-                spread = scale.repeat(high, axis=0)[:rows].repeat(wide, axis=1)[:, :columns]
+                spread: npt.NDArray[np.float32] = scale.repeat(high, axis=0)[:rows].repeat(wide, axis=1)[:, :columns]
                 return values * spread
     raise ModelFileError(
-        f"{info.file}: the scales of tensor {info.name!r} of shape {list(info.shape)} have the shape {list(scale.shape)}; "
-        "supported are one for all, one for each row, or one for each block of the 'weight_block_size' in config.json"
+        f"{info.file}: the scales of tensor {info.name!r} of shape {list(info.shape)} have the shape "
+        f"{list(scale.shape)}; supported are one for all, one for each row, or one for each block of the "
+        "'weight_block_size' in config.json"
     )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from noria.errors import ModelFileError
-from noria.files.fields import Fields
+from noria.files.generation import read_gguf_defaults
 from noria.files.gguf_format import ENCODING_IDS, ENCODINGS
 from noria.files.gguf_shards import open_shards
 from noria.files.model import GgufVocabulary, HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
@@ -108,6 +108,10 @@ class GgufModel:
                 if kind in (_CONTROL, _USER_DEFINED) and vocabulary.tokens[token_id] in END_TOKENS:
                     ids.add(token_id)
         return tuple(sorted(ids))
+
+    @cached_property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        return read_gguf_defaults(self._fields)
 
     def _read_config(self) -> ModelConfig:
         embedding = self._tensors.get("token_embd.weight")

@@ -1,8 +1,8 @@
 """The files of one GGUF model: `open_shards`. Usually one; large models are split (`NAME-00001-of-00003.gguf`, ...).
 
 Used by `noria.files.gguf`. Each shard is a GGUF file of its own that says which of how many it is (`split.no` from 0,
-`split.count`) and how many tensors all have together (`split.tensors.count`); the first has the model's metadata. All of
-that is compared, so that a missing shard, or one left over from another download, is refused by name.
+`split.count`) and how many tensors all have together (`split.tensors.count`); the first has the model's metadata. All
+of that is compared, so that a missing shard, or one left over from another download, is refused by name.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def open_shards(path: Path) -> list[Shard]:
     match = _SHARD_NAME.fullmatch(path.name)
     if match is None or (int(match["number"]), int(match["count"])) != (number + 1, count):
         raise ModelFileError(
-            f"{path} is file {number + 1} of {count} of a split model by what it says of itself, so its name should end "
-            f"with {_suffix(number, count)}; without that the other files cannot be found"
+            f"{path} is file {number + 1} of {count} of a split model by what it says of itself, so its name should "
+            f"end with {_suffix(number, count)}; without that the other files cannot be found"
         )
     paths = [path.with_name(match["model"] + _suffix(i, count)) for i in range(count)]
     for other in paths:
@@ -79,8 +79,8 @@ def _compare(shards: list[Shard]) -> None:
             found = shard.fields.optional_int(name)
             if found != wanted:
                 raise ModelFileError(
-                    f"{shard.file.path} does not belong to {first.file.path}: its field {name!r} is {found}, expected is "
-                    f"{wanted}; one of the two is left over from another download"
+                    f"{shard.file.path} does not belong to {first.file.path}: its field {name!r} is {found}, "
+                    f"expected is {wanted}; one of the two is left over from another download"
                 )
         for tensor in shard.header.tensors:
             if tensor in holder:
@@ -88,6 +88,6 @@ def _compare(shards: list[Shard]) -> None:
             holder[tensor] = shard
     if total is not None and len(holder) != total:
         raise ModelFileError(
-            f"{first.file.path} says that its {len(shards)} files hold {total} tensors, but they hold {len(holder)}; one "
-            "of them is left over from another download"
+            f"{first.file.path} says that its {len(shards)} files hold {total} tensors, but they hold {len(holder)}; "
+            "one of them is left over from another download"
         )

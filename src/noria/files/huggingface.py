@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files.fields import Fields, read_json
 from noria.files.fp8 import FP8_ENCODINGS, is_activation_scale, scaled, scales_of
+from noria.files.generation import read_json_defaults
 from noria.files.model import HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_json
 from noria.files.quantization import QUANTIZATION_FIELDS, read_quantization
@@ -122,6 +123,10 @@ class HuggingFaceModel:
         if isinstance(text, str):
             ids += self._ids_of_special_token(text)
         return tuple(sorted({token_id for token_id in ids if 0 <= token_id < self.config.vocab_size}))
+
+    @cached_property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        return read_json_defaults(self._optional_json("generation_config.json"))
 
     @cached_property
     def _tokenizer_config(self) -> Fields:

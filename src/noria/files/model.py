@@ -24,7 +24,7 @@ class RopeConfig:
 
     theta: float = 10_000.0
     scaling: str | None = None
-    parameters: Mapping[str, float] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     """For linear: factor. For llama3: factor, low_freq_factor, high_freq_factor, original_max_position_embeddings."""
     frequency_factors: tuple[float, ...] = ()
     """For "factors" only: head_dim / 2 positive numbers."""
@@ -139,6 +139,10 @@ class ModelFiles(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """All ids that end a sequence (config, generation config, tokenizer: EOS and end of turn), ascending."""
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """What the model's makers recommend, by the names of `noria.sampling.SamplingParams`. Raises ModelFileError."""
 
     def read(self, name: str) -> HostTensor:
         """The tensor's values, dequantised to float32 if its encoding is a quantised one. Raises ModelFileError.

@@ -12,7 +12,6 @@ from typing import Final
 from noria.errors import UnsupportedError
 from noria.files.fields import Fields
 
-
 QUANTIZATION_FIELDS: Final = ("quantization_config", "compression_config")
 
 
@@ -32,9 +31,9 @@ def read_quantization(fields: Fields) -> Fp8Quantization | None:
     if method == "fp8":
         return Fp8Quantization(_block_size(section))
     raise UnsupportedError(
-        f"{fields.source}: the weights are quantised with {method!r} ('quant_method' in 'quantization_config'), which is "
-        "not supported; supported are F32, F16, BF16 and fp8 weights in safetensors files, and GGUF files. Use a GGUF "
-        "file of this model, or its unquantised weights"
+        f"{fields.source}: the weights are quantised with {method!r} ('quant_method' in 'quantization_config'), which "
+        "is not supported; supported are F32, F16, BF16 and fp8 weights in safetensors files, and GGUF files. Use a "
+        "GGUF file of this model, or its unquantised weights"
     )
 
 

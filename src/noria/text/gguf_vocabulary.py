@@ -33,6 +33,7 @@ CONTROL_BY_NAME = frozenset((
 Except "</s>": where the file calls it an ordinary token it is one, the end tag of HTML's <s>, not an end of text.
 """
 
+
 def tokenizer_from_gguf(vocabulary: GgufVocabulary, *, chat_template: str | None = None) -> LibraryTokenizer:
     """Raises `UnsupportedError` for a model or a pre-tokenizer that we do not have, `ModelFileError` for a vocabulary
     that contradicts itself."""
