@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 from typing import Any
 
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import noria.llm
-from noria import SamplingParams
+from noria import LLM, SamplingParams
 from noria.core.events import FinishReason
+from noria.engine.messages import EngineRequest
 from noria.errors import ContextLengthError, EngineError, OptionError, RequestError, UnavailableError
-from support.fakes import MAX_MODEL_LEN, alphabet_llm, assert_idle
+from support.fakes import MAX_MODEL_LEN, alphabet, alphabet_llm, assert_idle
 
 FOUR = SamplingParams(max_tokens=4)
 

@@ -12,7 +12,7 @@ from cyclopts import App
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.cli.options import GivenSampling, SAMPLING_HELP, UsageError, WITHOUT_A_FLAG, parse_count, takes_options
+from noria.cli.options import SAMPLING_HELP, WITHOUT_A_FLAG, GivenSampling, UsageError, parse_count, takes_options
 from noria.config import EngineOptions, ServerOptions
 from noria.errors import OptionError
 from noria.sampling import SamplingParams
@@ -35,6 +35,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "dtype": ("float32", "float32"),
     "device": ("cuda", "cuda"),
     "executor": ("torch", "torch"),
+    "generation_config": ("none", "none"),
     "scheduling_policy": ("lpm", "lpm"),
     "max_prefill_share": ("0.25", 0.25),
     "watermark": ("0.25", 0.25),

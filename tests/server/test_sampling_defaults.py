@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_calls import MODEL
 
 from noria.errors import RequestError
 from noria.fakes.tokenizer import ByteTokenizer
@@ -15,7 +16,6 @@ from noria.server.bodies import ChatBody, CompletionBody
 from noria.server.chat import ChatApi
 from noria.server.completions import CompletionsApi
 from noria.server.errors import as_api_error
-from scripted_calls import MODEL
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
 
@@ -40,7 +40,7 @@ def test_without_a_chat_template_messages_are_refused_and_prompts_are_not() -> N
     tokenizer.chat_template = None
     model = replace(MODEL, tokenizer=tokenizer)
     chat = ChatApi(ChatBody(messages=[{"role": "user", "content": "hi"}]), model)
-    with pytest.raises(RequestError, match="no chat template.*send a prompt as a completion") as caught:
+    with pytest.raises(RequestError, match=r"no chat template.*send a prompt as a completion") as caught:
         chat.encode_prompts()
     error = as_api_error(caught.value, {})
     assert (error.status, error.param) == (400, "messages")
