@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -43,5 +44,6 @@ def test_without_a_chat_template_messages_are_refused_and_prompts_are_not() -> N
     with pytest.raises(RequestError, match=r"no chat template.*send a prompt as a completion") as caught:
         chat.encode_prompts()
     error = as_api_error(caught.value, {})
-    assert (error.status, error.param) == (400, "messages")
+    assert error.status == 400
+    assert json.loads(error.body)["error"]["param"] == "messages"
     assert CompletionsApi(CompletionBody(prompt="hi"), model).encode_prompts() == [[*b"hi"]]
