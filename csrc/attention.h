@@ -109,7 +109,7 @@ void finish_rows(const AttentionShape& shape, const AttentionItem<T>& item, cons
 template <typename T>
 float soften(const float* scores, float scale, int first_key, int position, float& maximum, float* sums, T* weights);
 
-// Bytes / 4 that `attend` needs of scratch for that many queries.
+// Numbers of scratch that `attend` and `attend_amx` need for that many queries.
 size_t attention_scratch_floats(const AttentionShape& shape, int num_queries);
 
 // Writes one token's keys and values (float32 [num_kv_heads * head_dim], keys rotated already) into a slot. Values are
