@@ -16,7 +16,6 @@ from files.checkpoints import TINY_LLAMA_GGUF, tiny_gguf_tensors, vocabulary_met
 from noria.errors import ModelError, ModelFileError, UnsupportedError
 from noria.files.gguf import GgufModel
 from noria.files.gguf_format import UNREADABLE_ENCODINGS
-from noria.files.gguf_shards import open_shards
 
 METADATA = TINY_LLAMA_GGUF | vocabulary_metadata(["a", "b", "<|im_end|>"], [1, 1, 3], eos_token_id=2)
 
@@ -96,8 +95,7 @@ def test_planted_damage_is_named(tmp_path: Path, name: str) -> None:
 def test_the_undamaged_file_opens(tmp_path: Path) -> None:
     model = open_bytes(tmp_path, GOOD)
     assert list(model.tensors) == list(tiny_gguf_tensors())
-    [shard] = open_shards(model.path)
-    assert len(GOOD) - max(shard.header.offsets.values()) == 64 * 4, "the file ends with its last tensor"
+    assert len(GOOD) - max(model._header.offsets.values()) == 64 * 4, "the file ends with its last tensor"
 
 
 def test_duplicate_names_are_refused(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from noria.errors import ModelFileError
+from noria.files.fields import Fields
 from noria.files.generation import read_gguf_defaults
-from noria.files.gguf_format import ENCODING_IDS, ENCODINGS
-from noria.files.gguf_shards import open_shards
+from noria.files.gguf_format import ENCODING_IDS, ENCODINGS, GgufHeader
+from noria.files.gguf_shards import joint_header, open_shards
 from noria.files.model import GgufVocabulary, HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_gguf
 
@@ -53,26 +54,25 @@ class GgufModel:
         self.path = path
         self.name = name or path.stem
         shards = open_shards(path)
-        self._shard_of = {name: shard for shard in shards for name in shard.header.tensors}
-        self._tensors = {name: shard.header.tensors[name] for name, shard in self._shard_of.items()}
-        self._fields = shards[0].fields
+        self._file_of = {name: shard.file for shard in shards for name in shard.header.tensors}
+        self._header: GgufHeader = joint_header(shards)
+        self._fields = Fields(self._header.metadata, str(path))
         self.config: ModelConfig = self._read_config()
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         """All metadata of the (first) file by name: int, float, bool, str, or a list of one of these."""
-        return MappingProxyType(self._fields.values)
+        return MappingProxyType(self._header.metadata)
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        return MappingProxyType(self._tensors)
+        return MappingProxyType(self._header.tensors)
 
     def read(self, name: str) -> HostTensor:
         info = self._info(name)
         if info.encoding in _DIRECT:
             dtype, stored = _DIRECT[info.encoding]
-            shard = self._shard_of[name]
-            return HostTensor(shard.file.array(shard.header.offsets[name], info.shape, stored), dtype)
+            return HostTensor(self._file_of[name].array(self._header.offsets[name], info.shape, stored), dtype)
         values = _dequantise(self.raw(name).rows, ENCODING_IDS[info.encoding])
         return HostTensor(values.reshape(info.shape), "float32")
 
@@ -80,12 +80,11 @@ class GgufModel:
         info = self._info(name)
         encoding = ENCODINGS[ENCODING_IDS[info.encoding]]
         row_bytes = info.shape[-1] // encoding.block_values * encoding.block_bytes
-        shard = self._shard_of[name]
-        rows = shard.file.rows(shard.header.offsets[name], math.prod(info.shape[:-1]), row_bytes)
+        rows = self._file_of[name].rows(self._header.offsets[name], math.prod(info.shape[:-1]), row_bytes)
         return RawTensor(rows, info.encoding)
 
     def _info(self, name: str) -> TensorInfo:
-        info = self._tensors.get(name)
+        info = self._header.tensors.get(name)
         if info is None:
             raise ModelFileError(f"{self.path}: tensor {name!r} is missing")
         return info
@@ -114,12 +113,12 @@ class GgufModel:
         return read_gguf_defaults(self._fields)
 
     def _read_config(self) -> ModelConfig:
-        embedding = self._tensors.get("token_embd.weight")
+        embedding = self._header.tensors.get("token_embd.weight")
         factors = None
-        if self._fields.text("general.architecture") == "llama" and "rope_freqs.weight" in self._tensors:
+        if self._fields.text("general.architecture") == "llama" and "rope_freqs.weight" in self._header.tensors:
             factors = self._read_rope_factors()
         return config_from_gguf(
-            self._fields.values,
+            self._header.metadata,
             str(self.path),
             num_embedding_rows=embedding.shape[0] if embedding is not None else None,
             frequency_factors=factors,

@@ -8,7 +8,7 @@ of that is compared, so that a missing shard, or one left over from another down
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +52,13 @@ def open_shards(path: Path) -> list[Shard]:
     shards = [named if i == number else _open(other) for i, other in enumerate(paths)]
     _compare(shards)
     return shards
+
+
+def joint_header(shards: list[Shard]) -> GgufHeader:
+    """The metadata of the first shard and the tensors of all; offsets are from the start of each tensor's own file."""
+    tensors = {name: info for shard in shards for name, info in shard.header.tensors.items()}
+    offsets = {name: offset for shard in shards for name, offset in shard.header.offsets.items()}
+    return replace(shards[0].header, tensors=tensors, offsets=offsets)
 
 
 def _open(path: Path) -> Shard:

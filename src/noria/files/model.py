@@ -24,7 +24,7 @@ class RopeConfig:
 
     theta: float = 10_000.0
     scaling: str | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, float] = field(default_factory=dict)
     """For linear: factor. For llama3: factor, low_freq_factor, high_freq_factor, original_max_position_embeddings."""
     frequency_factors: tuple[float, ...] = ()
     """For "factors" only: head_dim / 2 positive numbers."""
