@@ -83,6 +83,18 @@ void decode_q8_0(const uint8_t* p, size_t num_blocks, float* y) {
   }
 }
 
+// What 4 bits stand for in the IQ4 encodings: steps that are finer around zero.
+constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+void decode_iq4_nl(const uint8_t* p, size_t num_blocks, float* y) {
+  int q[kBlock];
+  for (; num_blocks > 0; --num_blocks, p += 2 + 16, y += kBlock) {
+    unpack_block(p + 2, nullptr, q);
+    const float scale = half(p);
+    for (int j = 0; j < kBlock; ++j) y[j] = scale * float(kIq4Values[q[j]]);
+  }
+}
+
 // --- blocks of 256 ---
 
 // 16 scales and 16 minima of 4 bits; then numbers of 2 bits: each byte has one of each of four groups of 32.
@@ -166,6 +178,22 @@ void decode_q6_k(const uint8_t* p, size_t num_blocks, float* y) {
   }
 }
 
+// Eight groups of 32 as in IQ4_NL, with scales of 6 bits around 32: two bits each in a word of 16, four in 4 bytes.
+void decode_iq4_xs(const uint8_t* p, size_t num_blocks, float* y) {
+  int q[kBlock];
+  for (; num_blocks > 0; --num_blocks, p += 136) {
+    const float scale = half(p);
+    uint16_t high;
+    std::memcpy(&high, p + 2, 2);
+    for (int group = 0; group < 8; ++group, y += kBlock) {
+      const int low = p[4 + group / 2] >> (group % 2 * 4) & 15;
+      const float d = scale * float((low | (high >> (2 * group) & 3) << 4) - 32);
+      unpack_block(p + 8 + group * 16, nullptr, q);
+      for (int j = 0; j < kBlock; ++j) y[j] = d * float(kIq4Values[q[j]]);
+    }
+  }
+}
+
 }  // namespace
 
 const std::vector<Encoding>& encodings() {
@@ -183,6 +211,8 @@ const std::vector<Encoding>& encodings() {
       {"Q4_K", kSuperBlock, 144, decode_q4_k_or_q5_k<false>},
       {"Q5_K", kSuperBlock, 176, decode_q4_k_or_q5_k<true>},
       {"Q6_K", kSuperBlock, 210, decode_q6_k},
+      {"IQ4_NL", kBlock, 18, decode_iq4_nl},
+      {"IQ4_XS", kSuperBlock, 136, decode_iq4_xs},
   };
   return all;
 }

@@ -70,6 +70,14 @@ def qwen_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    """Gemma 3 270M as GGUF: `$NORIA_TEST_GEMMA_GGUF`, else fetched once. For tests marked `full`."""
+    from support.models import gemma_gguf
+
+    return gemma_gguf()
+
+
+@pytest.fixture(scope="session")
 def qwen_hf_directory(qwen_path: Path) -> Path:
     """The same weights as a Hugging Face directory in float32. For tests marked `full`."""
     from support.models import hf_directory

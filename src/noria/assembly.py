@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from noria.config import EngineOptions, SchedulerConfig
 from noria.core.policies import find_policy
 from noria.core.scheduler import Scheduler
 from noria.engine.client import EngineClient, InProcessClient
 from noria.engine.core import EngineCore
+from noria.files.generation import describe_defaults, sampling_defaults
 from noria.files.model import ModelFiles
 from noria.files.sources import open_model
 from noria.ops.executors import create_executor
@@ -40,6 +42,8 @@ class Assembled:
     options: EngineOptions
     core: EngineCore
     client: EngineClient
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What requests get that do not say otherwise, by the names of `SamplingParams`."""
 
     @property
     def scheduler_config(self) -> SchedulerConfig:
@@ -60,8 +64,10 @@ def build_engine(
     find_policy(options.scheduling_policy)  # a mistake should be told before a model is loaded
     files = open_model(model, report=logger.info)
     tokenizer = load_tokenizer(files.tokenizer)
+    defaults = sampling_defaults(files, options.generation_config)
     executor = wrap(create_executor(files, options, report=_now_and_then(logger.info)))
-    assembled = join(files, tokenizer, executor, options)
+    assembled = replace(join(files, tokenizer, executor, options), sampling_defaults=defaults)
+    logger.info("%s", describe_defaults(files, defaults))
     took_s = time.monotonic() - started_s
     logger.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)
     return assembled

@@ -17,6 +17,7 @@ from noria.typed_fields import mistyped
 
 DTYPES = ("bfloat16", "float32")
 EXECUTORS = ("auto", "native", "torch")
+GENERATION_CONFIGS = ("auto", "none")
 
 
 def option(default: Any, help: str, *, aliases: tuple[str, ...] = (), is_secret: bool = False) -> Any:
@@ -169,6 +170,9 @@ class EngineOptions(SchedulingOptions):
         "Take all KV memory from the system at start, not as it is used (native executor): "
         "then no request pays for page faults.",
     )
+    generation_config: str = option(
+        "auto", "Sampling parameters that a request leaves out: auto, as the model's files recommend, or none of those."
+    )
     seed: int = option(0, "Seed of the stream from which requests without a seed of their own get theirs.")
     threads: int | None = option(None, "Threads of the forward pass. Default: the cores this process may use.")
 
@@ -176,6 +180,11 @@ class EngineOptions(SchedulingOptions):
         SchedulingOptions.__post_init__(self)
         if self.dtype not in DTYPES:
             raise OptionError(f"dtype {self.dtype!r} is not supported; use one of {', '.join(DTYPES)}")
+        if self.generation_config not in GENERATION_CONFIGS:
+            raise OptionError(
+                f"generation_config {self.generation_config!r} is not supported; use one of "
+                f"{', '.join(GENERATION_CONFIGS)}"
+            )
         if self.executor not in EXECUTORS:
             raise OptionError(f"there is no executor {self.executor!r}; use one of {', '.join(EXECUTORS)}")
 

@@ -67,6 +67,7 @@ class LLM:
         self.tokenizer = assembled.tokenizer
         self._client = assembled.client
         self._eos_token_ids = assembled.scheduler_config.eos_token_ids
+        self._default_sampling = SamplingParams(**assembled.sampling_defaults)
         self._active: dict[str, tuple[_Call, SequenceCollector]] = {}  # by engine request id
         self._request_numbers = itertools.count()
 
@@ -82,6 +83,13 @@ class LLM:
         """Aborts what is running. Memory goes with the last reference to the LLM."""
         self._abort(list(self._active))
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used where none are given: the model's recommendations, unless `generation_config` is "none".
+
+        To change some of them: `msgspec.structs.replace(llm.get_default_sampling_params(), max_tokens=20)`.
+        """
+        return self._default_sampling
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -92,7 +100,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Completes each prompt (text, or token ids) and returns the answers in the order of the prompts.
 
-        A prompt that is refused has its `error` set and does not disturb the others. `priority`, smaller being more
+        Without `sampling_params` those of `get_default_sampling_params` are used; given ones are taken as they are. A
+        prompt that is refused has its `error` set and does not disturb the others. `priority`, smaller being more
         urgent, needs the scheduling policy `priority`. `progress` None shows a bar on stderr when that is a terminal.
         Raises RequestError when the number of sampling parameters or priorities does not match.
         """
@@ -125,7 +134,7 @@ class LLM:
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
     ) -> Generator[str, None, None]:
         """Completes one prompt and yields pieces of text as they come. Leaving the loop early ends the request."""
-        sampling = sampling_params or SamplingParams()
+        sampling = sampling_params or self._default_sampling
         if sampling.n != 1:
             raise RequestError(f"a stream has one sequence, so n must be 1, not {sampling.n}", param="n")
         result = RequestOutput(prompt_token_ids=self._encode_prompt(prompt))
@@ -152,7 +161,7 @@ class LLM:
         progress: bool | None,
     ) -> list[RequestOutput]:
         samplings = _one_for_each(
-            prompts, SamplingParams() if sampling_params is None else sampling_params, "sampling_params"
+            prompts, self._default_sampling if sampling_params is None else sampling_params, "sampling_params"
         )
         priorities = _one_for_each(prompts, priority, "priority")
         results = [RequestOutput(prompt=prompt if isinstance(prompt, str) else None) for prompt in prompts]

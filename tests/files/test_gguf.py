@@ -11,7 +11,7 @@ import pytest
 from gguf.quants import dequantize, quantize
 
 from files.checkpoints import TINY_LLAMA_GGUF, tiny_gguf_tensors, vocabulary_metadata, write_gguf
-from noria.errors import ModelFileError, UnsupportedError
+from noria.errors import ModelFileError
 from noria.files import gguf_format
 from noria.files.gguf import GgufModel
 from noria.files.gguf_format import ENCODINGS
@@ -99,7 +99,7 @@ def test_a_wrong_offset_in_the_reader_is_seen(tmp_path: Path, monkeypatch: pytes
         header.offsets["blk.0.attn_q.weight"] -= 34
         return header
 
-    monkeypatch.setattr("noria.files.gguf.read_header", one_block_off)
+    monkeypatch.setattr("noria.files.gguf_shards.read_header", one_block_off)
     with pytest.raises(AssertionError, match=r"blk\.0\.attn_q\.weight"):
         assert_same_as_package(path)
 
@@ -169,16 +169,6 @@ def test_vocabulary_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         model = GgufModel(write_gguf(tmp_path / "m.gguf", tiny_gguf_tensors(), metadata))
         with pytest.raises(ModelFileError, match=message):
             _ = model.tokenizer
-
-
-def test_split_files_are_refused(tmp_path: Path) -> None:
-    for count, refused in ((0, False), (1, False), (3, True)):
-        path = write_gguf(tmp_path / "m.gguf", tiny_gguf_tensors(), TINY_LLAMA_GGUF | {"split.count": count})
-        if refused:
-            with pytest.raises(UnsupportedError, match="one of 3 files"):
-                GgufModel(path)
-        else:
-            GgufModel(path)
 
 
 def test_llama3_scaling_is_read_from_its_tensor(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import noria
 import noria.assembly
 from noria.cli.app import run
 from noria.errors import ModelError
+from noria.sampling import SamplingParams
 from support.fakes import alphabet
 
 
@@ -41,6 +43,27 @@ def test_generate_prints_completions_and_nothing_else(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "bcd\nnop\n"
     [(model, options)] = engine
     assert (model, options.threads) == ("some/model", 1)
+
+
+def test_generate_samples_as_the_model_recommends_but_for_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[SamplingParams] = []
+    defaults = {"temperature": 0.6, "top_k": 20}
+    monkeypatch.setattr(
+        noria.assembly, "build_engine", lambda *_, **__: replace(alphabet(), sampling_defaults=defaults)
+    )
+    generate = noria.LLM.generate
+
+    def noting(self: noria.LLM, prompts: Any, sampling: SamplingParams, **rest: Any) -> Any:
+        used.append(sampling)
+        return generate(self, prompts, sampling, **rest)
+
+    monkeypatch.setattr(noria.LLM, "generate", noting)
+    assert run(["generate", "--prompt", "a", "--max-tokens", "1"]) == 0
+    assert run(["generate", "--prompt", "a", "--max-tokens", "1", "--temperature", "1.0"]) == 0
+    assert used == [
+        SamplingParams(max_tokens=1, temperature=0.6, top_k=20),
+        SamplingParams(max_tokens=1, temperature=1.0, top_k=20),
+    ]
 
 
 def test_generate_reads_files_and_stdin(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 from typing import Any
 
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import noria.llm
-from noria import SamplingParams
+from noria import LLM, SamplingParams
 from noria.core.events import FinishReason
+from noria.engine.messages import EngineRequest
 from noria.errors import ContextLengthError, EngineError, OptionError, RequestError, UnavailableError
-from support.fakes import MAX_MODEL_LEN, alphabet_llm, assert_idle
+from support.fakes import MAX_MODEL_LEN, alphabet, alphabet_llm, assert_idle
 
 FOUR = SamplingParams(max_tokens=4)
 
@@ -315,3 +317,21 @@ def test_priorities_are_checked() -> None:
 def test_a_policy_that_does_not_exist_is_told_before_a_model_is_looked_for() -> None:
     with pytest.raises(OptionError, match="no scheduling policy 'lifo'"):
         noria.llm.LLM("no/such/model", scheduling_policy="lifo")
+
+
+def test_without_parameters_the_model_s_defaults_are_used_and_given_ones_are_taken_as_they_are() -> None:
+    defaults = {"temperature": 0.0, "repetition_penalty": 1.1}
+    llm = LLM.from_assembled(dataclasses.replace(alphabet(), sampling_defaults=defaults))
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0, repetition_penalty=1.1)
+    used: list[SamplingParams] = []
+    submit = llm._client.submit
+
+    def noting(request: EngineRequest) -> None:
+        used.append(request.sampling)
+        submit(request)
+
+    llm._client.submit = noting  # type: ignore[method-assign]
+    llm.generate("ab")
+    list(llm.stream("ab"))
+    llm.generate("ab", SamplingParams(max_tokens=2))
+    assert used == [llm.get_default_sampling_params()] * 2 + [SamplingParams(max_tokens=2)]

@@ -12,7 +12,7 @@ from cyclopts import App
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.cli.options import SAMPLING_HELP, WITHOUT_A_FLAG, UsageError, parse_count, takes_options
+from noria.cli.options import SAMPLING_HELP, WITHOUT_A_FLAG, GivenSampling, UsageError, parse_count, takes_options
 from noria.config import EngineOptions, ServerOptions
 from noria.errors import OptionError
 from noria.sampling import SamplingParams
@@ -22,8 +22,8 @@ def parse(arguments: Sequence[str]) -> tuple[EngineOptions, SamplingParams]:
     """What a command that takes all options is called with."""
     seen: list[Any] = []
 
-    def command(*, engine: EngineOptions, sampling: SamplingParams) -> None:
-        seen.append((engine, sampling))
+    def command(*, engine: EngineOptions, sampling: GivenSampling) -> None:
+        seen.append((engine, sampling.over({})))
 
     app = App(result_action="return_value")
     app.default(takes_options(command))
@@ -35,6 +35,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "dtype": ("float32", "float32"),
     "device": ("cuda", "cuda"),
     "executor": ("torch", "torch"),
+    "generation_config": ("none", "none"),
     "scheduling_policy": ("lpm", "lpm"),
     "max_prefill_share": ("0.25", 0.25),
     "watermark": ("0.25", 0.25),
@@ -73,6 +74,12 @@ def test_every_engine_option_has_a_flag_its_aliases_and_a_variable(
         assert getattr(parse([f"{flag}={text}"])[0], spec.name) == value
     monkeypatch.setenv(f"NORIA_{spec.name.upper()}", text)
     assert getattr(parse([])[0], spec.name) == value
+
+
+def test_named_sampling_parameters_win_over_defaults_even_where_they_equal_noria_s_own() -> None:
+    given = GivenSampling({"temperature": 1.0, "n": 2})
+    assert given.over({"temperature": 0.6, "top_k": 20}) == SamplingParams(temperature=1.0, n=2, top_k=20)
+    assert given.over({}) == SamplingParams(n=2)
 
 
 def test_sampling_flags() -> None:

@@ -32,6 +32,7 @@ if not _native.has_avx512_bf16():
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "IQ4_NL": [0], "IQ4_XS": [0],
 }  # fmt: skip
 """Where a block has its float16 numbers, in bytes: a scale, perhaps a minimum."""
 

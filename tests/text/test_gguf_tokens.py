@@ -11,7 +11,8 @@ import pytest
 
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files.model import GgufVocabulary, TokenizerFiles
-from noria.text.gguf_vocabulary import make_pre_tokenizer
+from noria.files.sources import open_model
+from noria.text.gguf_pre_tokenizers import make_pre_tokenizer
 from noria.text.spelling import ByteLevelSpelling
 from noria.text.tokenizer import Tokenizer, load_tokenizer
 from text.strings import STRINGS
@@ -23,13 +24,15 @@ NEW_LETTERS = ["\U00013470's"]
 """A letter since Unicode 16, which llama.cpp's tables do not know as one."""
 
 END_OF_HTML_S = ["<s>struck</s> <b>bold</b>", "</s>", "a</s>b"]
-"""llama.cpp takes "</s>" for an end of text in every vocabulary; in Qwen's it is an ordinary token."""
+"""llama.cpp takes "</s>" for an end of text in every vocabulary; in Qwen's and Gemma's it is the end of HTML's <s>."""
 
 KNOWN_DIFFERENCES: dict[tuple[str, bool], list[str]] = {
     ("smollm2", True): NEW_LETTERS,
     ("smollm2", False): NEW_LETTERS,
     ("qwen2.5-coder", True): END_OF_HTML_S + NEW_LETTERS,
     ("qwen2.5-coder", False): NEW_LETTERS,
+    ("gemma3", True): [],
+    ("gemma3", False): END_OF_HTML_S,
 }
 """Explained in docs/tokenizers.md."""
 
@@ -68,6 +71,14 @@ def test_qwen_gives_the_ids_of_llama_cpp(qwen_files: TokenizerFiles) -> None:
         assert found == KNOWN_DIFFERENCES["qwen2.5-coder", parse_special]
 
 
+@pytest.mark.full
+def test_gemma_gives_the_ids_of_llama_cpp(gemma_path: Path) -> None:
+    tokenizer = load_tokenizer(open_model(gemma_path).tokenizer)
+    for parse_special in (True, False):
+        found = differences(tokenizer, "gemma3", parse_special=parse_special)
+        assert found == KNOWN_DIFFERENCES["gemma3", parse_special]
+
+
 def test_smollm2_round_trips_what_its_vocabulary_has_bytes_for(smollm2: Tokenizer) -> None:
     spelled = {smollm2.token_bytes(i) for i in range(smollm2.vocab_size)}
     for string in STRINGS:
@@ -84,6 +95,14 @@ def test_smollm2_round_trips_what_its_vocabulary_has_bytes_for(smollm2: Tokenize
         ("qwen2", "IT'LL (ab) 123\r\n\n  x", ["IT", "'LL", " (", "ab", ")", " ", "1", "2", "3", "\r\n\n", " ", " x"]),
         ("qwen2", "a.\n\nb", ["a", ".\n\n", "b"]),
         ("llama-bpe", "1234567 _x'Re", ["123", "456", "7", " _", "x", "'Re"]),
+        ("dbrx", "1234567 _x'Re", ["123", "456", "7", " _", "x", "'Re"]),
+        (
+            "tekken",
+            "camelCase HTTPServer 123/\n\nx's",
+            ["camel", "Case", " HTTPServer", " ", *"123", "/\n\n", "x", "'s"],
+        ),
+        ("tekken", "éÉa Éé ÀB", ["éÉa", " Éé", " À", "B"]),
+        ("gpt-4o", "camelCase it's IT'S 1234", ["camel", "Case", " it's", " IT'S", " ", "123", "4"]),
     ],
 )
 def test_pre_tokenizers_split_as_published(name: str, text: str, words: list[str]) -> None:
@@ -152,8 +171,8 @@ def test_a_lone_surrogate_is_a_replacement_character() -> None:
 
 
 def test_unknown_kinds_are_refused_with_what_is_supported() -> None:
-    with pytest.raises(UnsupportedError, match=r"'llama'.*supported is 'gpt2'"):
-        load(small_gguf_vocabulary(model="llama"))
+    with pytest.raises(UnsupportedError, match=r"'bert'.*supported are 'gpt2'"):
+        load(small_gguf_vocabulary(model="bert"))
     for pre in ("deepseek-v3", None):
         with pytest.raises(UnsupportedError, match=rf"{pre!r}.*gpt-2, smollm.*qwen2.*llama-bpe"):
             load(small_gguf_vocabulary(pre=pre))

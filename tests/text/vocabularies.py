@@ -51,6 +51,40 @@ def small_gguf_vocabulary(
     )
 
 
+def small_sentencepiece_vocabulary(
+    *,
+    pieces: Sequence[str] = ("▁a", "▁ab", "ab", "abc", "bc", "▁▁", "é", "b▁a", "aa", "ba"),
+    letters: str = "▁abcd<>s/x0A",
+    scores: Sequence[float] | None = None,
+    user_defined: Sequence[str] = ("\n\n", "  ", "<b>"),
+    add_space_prefix: bool | None = None,
+    add_bos_token: bool | None = None,
+) -> GgufVocabulary:
+    """Unknown, BOS and EOS, all bytes, `user_defined`, `pieces` with `scores` (default: the sooner the better), and
+    then single letters, the worst. "é" and what is not named here has no letter of its own."""
+    named = ["<unk>", "<s>", "</s>"]
+    tokens = [*named, *(f"<0x{byte:02X}>" for byte in range(256)), *user_defined, *pieces, *letters]
+    types = [2, CONTROL, CONTROL] + [6] * 256 + [USER_DEFINED] * len(user_defined)
+    types += [NORMAL] * (len(pieces) + len(letters))
+    ranks = [-float(rank) for rank in range(len(pieces))] if scores is None else list(scores)
+    ranks += [-1000.0 - i for i in range(len(letters))]
+    return GgufVocabulary(
+        model="llama",
+        pre="default",
+        tokens=tokens,
+        token_types=types,
+        merges=[],
+        scores=[0.0] * (len(tokens) - len(ranks)) + ranks,
+        add_bos_token=add_bos_token,
+        add_space_prefix=add_space_prefix,
+        bos_token_id=1,
+        eos_token_id=2,
+        eot_token_id=None,
+        unknown_token_id=0,
+        padding_token_id=None,
+    )
+
+
 def huggingface_json(vocabulary: GgufVocabulary) -> dict[str, Any]:
     """The `tokenizer.json` that goes with a GGUF vocabulary of pre-tokenizer "smollm" or "qwen2".
 

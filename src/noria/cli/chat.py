@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from noria.cli.common import LogLevel, ModelArgument
+from noria.cli.options import GivenSampling
 from noria.config import EngineOptions
 from noria.errors import OptionError, RequestError
 from noria.logs import log_to_stderr
@@ -26,7 +27,7 @@ def chat(
     *,
     system: Annotated[str | None, Parameter(help="A system message to begin with.")] = None,
     log_level: LogLevel = "info",
-    sampling: SamplingParams,
+    sampling: GivenSampling,
     engine: EngineOptions,
 ) -> None:
     """Talk with a model in the terminal."""
@@ -37,7 +38,7 @@ def chat(
     from noria.llm import LLM
 
     with LLM.from_assembled(build_engine(model, engine)) as llm:
-        Conversation(llm, sampling, system).run()
+        Conversation(llm, sampling.over(llm.assembled.sampling_defaults), system).run()
 
 
 class Conversation:

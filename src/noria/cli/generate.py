@@ -11,12 +11,11 @@ import msgspec
 from cyclopts import Parameter
 
 from noria.cli.common import LogLevel, ModelArgument
-from noria.cli.options import UsageError
+from noria.cli.options import GivenSampling, UsageError
 from noria.config import EngineOptions
 from noria.core.plan import TokenLogprobs
 from noria.errors import NoriaError
 from noria.logs import log_to_stderr
-from noria.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from noria.outputs import CompletionOutput, RequestOutput
@@ -33,7 +32,7 @@ def generate(
     prompt_file: Annotated[Path | None, Parameter(help="A file whose whole text is one more prompt.")] = None,
     json: Annotated[bool, Parameter(help="Print one JSON object per prompt.", negative=(), show_default=False)] = False,
     log_level: LogLevel = "info",
-    sampling: SamplingParams,
+    sampling: GivenSampling,
     engine: EngineOptions,
 ) -> None:
     """Complete one or more prompts and print the completions.
@@ -46,7 +45,8 @@ def generate(
     from noria.llm import LLM
 
     with LLM.from_assembled(build_engine(model, engine)) as llm:
-        results = llm.generate(prompts, sampling, progress=None if len(prompts) > 1 else False)
+        chosen = sampling.over(llm.assembled.sampling_defaults)
+        results = llm.generate(prompts, chosen, progress=None if len(prompts) > 1 else False)
         for result in results:
             if json:
                 print(msgspec.json.encode(_as_json(result, llm.tokenizer)).decode())

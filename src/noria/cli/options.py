@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -56,6 +56,20 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kb": 10**3, "mb": 10**6, "
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class GivenSampling:
+    """The sampling parameters that a command line names, and no others. Raises `RequestError` for one out of bounds."""
+
+    values: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.over({})
+
+    def over(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """These, and `defaults` for what was not named."""
+        return SamplingParams(**{**defaults, **self.values})
+
+
 class UsageError(NoriaError):
     """The command line is wrong: exit code 2."""
 
@@ -79,7 +93,7 @@ def _convert_count(type_: Any, tokens: Sequence[Token]) -> int | None:
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces a command's parameters of type EngineOptions and SamplingParams by one flag for each of their fields.
+    """Replaces a command's parameters of type EngineOptions and GivenSampling by one flag for each of their fields.
 
     Both have a `seed`: where a command takes both, `--seed` is that of its own requests, which leaves the engine's
     without a use.
@@ -90,13 +104,13 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
         if hint is EngineOptions:
-            hidden = ("seed",) if SamplingParams in hints.values() else ()
+            hidden = ("seed",) if GivenSampling in hints.values() else ()
             every = _option_parameters(EngineOptions, ENGINE_GROUP)
             groups[parameter.name] = EngineOptions, [p for p in every if p.name not in hidden]
         elif hint is ServerOptions:
             groups[parameter.name] = ServerOptions, _option_parameters(ServerOptions, SERVER_GROUP)
-        elif hint is SamplingParams:
-            groups[parameter.name] = SamplingParams, _sampling_parameters()
+        elif hint is GivenSampling:
+            groups[parameter.name] = GivenSampling, _sampling_parameters()
         else:
             own.append(parameter.replace(annotation=hint))
 
@@ -105,7 +119,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, (build, parameters) in groups.items():
             values = {p.name: kwargs.pop(p.name) for p in parameters if p.name in kwargs}
             try:
-                kwargs[name] = build(**values)
+                kwargs[name] = build(values) if build is GivenSampling else build(**values)
                 if build is EngineOptions:
                     _check_policy(kwargs[name])
             except (OptionError, RequestError) as error:

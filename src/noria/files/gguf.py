@@ -1,4 +1,4 @@
-"""A model in one GGUF file: `GgufModel`, which implements `noria.files.model.ModelFiles`.
+"""A model in a GGUF file, or in the files of a split one: `GgufModel`, which implements `noria.files.model.ModelFiles`.
 
 Opened by `noria.files.sources.open_model`. The container itself is read by `noria.files.gguf_format`: the `gguf`
 package's own reader takes seconds for a large vocabulary. That package is imported, lazily, for one thing: turning
@@ -18,10 +18,11 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from noria.errors import ModelFileError, UnsupportedError
+from noria.errors import ModelFileError
 from noria.files.fields import Fields
-from noria.files.gguf_format import ENCODING_IDS, ENCODINGS, GgufHeader, read_header
-from noria.files.mapped import MappedFile
+from noria.files.generation import read_gguf_defaults
+from noria.files.gguf_format import ENCODING_IDS, ENCODINGS, GgufHeader
+from noria.files.gguf_shards import joint_header, open_shards
 from noria.files.model import GgufVocabulary, HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_gguf
 from noria.files.rope_config import FACTOR_TENSORS
@@ -45,7 +46,7 @@ _DIRECT: Final[dict[str, tuple[Literal["float32", "float16", "bfloat16"], str]]]
 
 
 class GgufModel:
-    """An opened GGUF file. Its tensor table has been checked; values are read from the mapped file when asked for."""
+    """An opened GGUF model. Its tensor table has been checked; values are read from the mapped file when asked for."""
 
     format: Literal["gguf"] = "gguf"
 
@@ -53,20 +54,15 @@ class GgufModel:
         """Raises ModelFileError when the file is damaged, UnsupportedError when it asks for what we do not have."""
         self.path = path
         self.name = name or path.stem
-        self._file = MappedFile(path)
-        self._header: GgufHeader = read_header(self._file)
+        shards = open_shards(path)
+        self._file_of = {name: shard.file for shard in shards for name in shard.header.tensors}
+        self._header: GgufHeader = joint_header(shards)
         self._fields = Fields(self._header.metadata, str(path))
-        num_splits = self._fields.optional_int("split.count") or 0
-        if num_splits > 1:
-            raise UnsupportedError(
-                f"{path} is one of {num_splits} files of a split model, which is not supported; "
-                "merge them with llama-gguf-split --merge"
-            )
         self.config: ModelConfig = self._read_config()
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """All metadata of the file by name: int, float, bool, str, or a list of one of these."""
+        """All metadata of the (first) file by name: int, float, bool, str, or a list of one of these."""
         return MappingProxyType(self._header.metadata)
 
     @property
@@ -77,7 +73,7 @@ class GgufModel:
         info = self._info(name)
         if info.encoding in _DIRECT:
             dtype, stored = _DIRECT[info.encoding]
-            return HostTensor(self._file.array(self._header.offsets[name], info.shape, stored), dtype)
+            return HostTensor(self._file_of[name].array(self._header.offsets[name], info.shape, stored), dtype)
         values = _dequantise(self.raw(name).rows, ENCODING_IDS[info.encoding])
         return HostTensor(values.reshape(info.shape), "float32")
 
@@ -85,7 +81,7 @@ class GgufModel:
         info = self._info(name)
         encoding = ENCODINGS[ENCODING_IDS[info.encoding]]
         row_bytes = info.shape[-1] // encoding.block_values * encoding.block_bytes
-        rows = self._file.rows(self._header.offsets[name], math.prod(info.shape[:-1]), row_bytes)
+        rows = self._file_of[name].rows(self._header.offsets[name], math.prod(info.shape[:-1]), row_bytes)
         return RawTensor(rows, info.encoding)
 
     def _info(self, name: str) -> TensorInfo:
@@ -112,6 +108,10 @@ class GgufModel:
                 if kind in (_CONTROL, _USER_DEFINED) and vocabulary.tokens[token_id] in END_TOKENS:
                     ids.add(token_id)
         return tuple(sorted(ids))
+
+    @cached_property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        return read_gguf_defaults(self._fields)
 
     def _read_config(self) -> ModelConfig:
         embedding = self._header.tensors.get("token_embd.weight")
@@ -154,6 +154,7 @@ class GgufModel:
             tokens=tokens,
             token_types=types,
             merges=self._list(prefix + "merges", str),
+            scores=self._list(prefix + "scores", float),
             add_bos_token=self._fields.optional_flag(prefix + "add_bos_token"),
             add_space_prefix=self._fields.optional_flag(prefix + "add_space_prefix"),
             bos_token_id=self._token_id("bos_token_id"),

@@ -13,12 +13,18 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files.fields import Fields, read_json
+from noria.files.fp8 import FP8_ENCODINGS, is_activation_scale, scaled, scales_of
+from noria.files.generation import read_json_defaults
 from noria.files.model import HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_json
+from noria.files.quantization import QUANTIZATION_FIELDS, read_quantization
 from noria.files.safetensors import SafetensorsFile
 
 SINGLE_NAME: Final = "model.safetensors"
@@ -40,20 +46,48 @@ class HuggingFaceModel:
         if not config_path.is_file():
             raise ModelFileError(f"{path} is not a model directory: config.json is missing{_gguf_hint(path)}")
         self._config_values = read_json(config_path)
-        self.config: ModelConfig = config_from_json(self._config_values, str(config_path))
+        self._quantization = read_quantization(Fields(self._config_values, str(config_path)))
+        described = {name: value for name, value in self._config_values.items() if name not in QUANTIZATION_FIELDS}
+        self.config: ModelConfig = config_from_json(described, str(config_path))
         self._files = _open_weights(path)
-        self._tensors = {name: info for file in self._files for name, info in file.tensors.items()}
+        stored = {name: info for file in self._files for name, info in file.tensors.items()}
         self._file_of = {name: file for file in self._files for name in file.tensors}
+        self._scales = scales_of(stored)
+        hidden = set(self._scales.values()) | {name for name in stored if is_activation_scale(name, stored)}
+        self._tensors = {name: info for name, info in stored.items() if name not in hidden}
+        self._check_scales()
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         return MappingProxyType(self._tensors)
 
     def read(self, name: str) -> HostTensor:
-        return self._holder(name).read(name)
+        tensor = self._holder(name).read(name)
+        if name not in self._scales:
+            return tensor
+        scale = self._scale(self._scales[name])
+        block_size = self._quantization.block_size if self._quantization else None
+        return HostTensor(scaled(tensor.data, scale, self._tensors[name], block_size), tensor.dtype)
 
     def raw(self, name: str) -> RawTensor:
         return self._holder(name).raw(name)
+
+    def _scale(self, name: str) -> npt.NDArray[np.float32]:
+        scale = self._holder(name).read(name)
+        if scale.dtype == "bfloat16":
+            return (scale.data.astype(np.uint32) << 16).view(np.float32)
+        return scale.data.astype(np.float32, copy=False)
+
+    def _check_scales(self) -> None:
+        """A checkpoint that says it is quantised has scales: without, its weights would be read as something else."""
+        if self._quantization is None:
+            return
+        for name, info in self._tensors.items():
+            if info.encoding in FP8_ENCODINGS and name not in self._scales:
+                raise ModelFileError(
+                    f"{info.file}: tensor {name!r} is stored as {info.encoding}, but there is neither "
+                    f"{name + '_scale'!r} nor {name + '_scale_inv'!r}"
+                )
 
     def _holder(self, name: str) -> SafetensorsFile:
         file = self._file_of.get(name)
@@ -89,6 +123,10 @@ class HuggingFaceModel:
         if isinstance(text, str):
             ids += self._ids_of_special_token(text)
         return tuple(sorted({token_id for token_id in ids if 0 <= token_id < self.config.vocab_size}))
+
+    @cached_property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        return read_json_defaults(self._optional_json("generation_config.json"))
 
     @cached_property
     def _tokenizer_config(self) -> Fields:

@@ -16,6 +16,7 @@ from typing import Final
 from noria.errors import ModelError
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_SHARD_SUFFIX: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _FILE_SUFFIXES: Final = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".json", ".onnx")
 KINDS: Final = "a GGUF file, a directory with config.json and safetensors files, or a hub id such as org/name"
 
@@ -53,7 +54,7 @@ def locate_model(
     path = Path(named).expanduser()
     if path.exists():
         _refuse_revision(revision, str(path))
-        return Location(path, path.resolve().name if path.is_dir() else path.stem)
+        return Location(path, path.resolve().name if path.is_dir() else _SHARD_SUFFIX.sub("", path.stem))
     if isinstance(model, str) and _is_hub_id(model):
         from noria.files.hub import snapshot_path
 

@@ -139,11 +139,13 @@ class RawTensor:
 class GgufVocabulary:
     """The tokenizer as a GGUF file stores it (`tokenizer.ggml.*`)."""
 
-    model: str  # "gpt2" is byte-level BPE
+    model: str  # "gpt2" is byte-level BPE, "llama" SentencePiece's BPE
     pre: str | None
     tokens: list[str]
     token_types: list[int]  # 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
     merges: list[str]
+    scores: list[float] = field(default_factory=list)
+    """Only for "llama": of two joint pieces, the one with the higher score is made first."""
     add_bos_token: bool | None
     add_space_prefix: bool | None
     bos_token_id: int | None
@@ -192,6 +194,10 @@ class ModelFiles(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """All ids that end a sequence (config, generation config, tokenizer: EOS and end of turn), ascending."""
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """What the model's makers recommend, by the names of `noria.sampling.SamplingParams`. Raises ModelFileError."""
 
     def read(self, name: str) -> HostTensor:
         """The tensor's values, dequantised to float32 if its encoding is a quantised one. Raises ModelFileError.

@@ -2,7 +2,7 @@
 
 Used by `noria.files.huggingface`. The format is a length, a JSON header and the data, so this reads it directly instead
 of through the safetensors library: that one cannot hand bfloat16 to numpy, its errors name neither file nor tensor, and
-it would be a dependency for forty lines. Only encodings that hold plain weights are read (F32, F16, BF16).
+it would be a dependency for forty lines. Only encodings that hold weights are read (F32, F16, BF16, and fp8).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files.fields import MAX_SIZE, parse_json
+from noria.files.fp8 import FP8_ENCODINGS, decode_fp8
 from noria.files.mapped import MappedFile
 from noria.files.model import HostTensor, RawTensor, TensorInfo
 
@@ -23,8 +24,10 @@ ENCODINGS: Final[dict[str, tuple[Literal["float32", "float16", "bfloat16"], str,
     "F32": ("float32", "<f4", 4),
     "F16": ("float16", "<f2", 2),
     "BF16": ("bfloat16", "<u2", 2),
+    "F8_E4M3": ("float32", "u1", 1),
+    "F8_E5M2": ("float32", "u1", 1),
 }
-"""By the file's name for it: our name, how numpy sees it, bytes per value."""
+"""By the file's name for it: our name, how numpy sees it, bytes per value. fp8 is decoded to float32."""
 
 
 class SafetensorsFile:
@@ -42,10 +45,11 @@ class SafetensorsFile:
         self._place_tensors(header, data_start)
 
     def read(self, name: str) -> HostTensor:
-        """The values of one of `tensors`: a read-only view of the mapped file."""
+        """The values of one of `tensors`: a read-only view of the mapped file, or decoded from fp8 (without scales)."""
         info = self.tensors[name]
         dtype, stored, _ = ENCODINGS[info.encoding]
-        return HostTensor(self._file.array(self._offsets[name], info.shape, stored), dtype)
+        data = self._file.array(self._offsets[name], info.shape, stored)
+        return HostTensor(decode_fp8(data, info.encoding) if info.encoding in FP8_ENCODINGS else data, dtype)
 
     def raw(self, name: str) -> RawTensor:
         """The bytes of one of `tensors`: a read-only view of the mapped file."""

@@ -129,7 +129,8 @@ class GenerationApi(ABC):
         given["allowed_token_ids"] = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
         given["logit_bias"] = token_biases(body.logit_bias or {})
         given["bad_words"] = bad_word_spellings(self._tokenizer, body.bad_words or ())
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**{**self._model.sampling_defaults, **given})
 
     def _truncated(self, token_ids: list[int], max_tokens: int | None) -> list[int]:
         """The end of a prompt, of the length that `truncate_prompt_tokens` wants."""

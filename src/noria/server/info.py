@@ -68,6 +68,8 @@ class ServerInfo(msgspec.Struct):
     """The front's options, secrets left out."""
     engine: dict[str, Any] | None
     """The engine's limits, once it is up."""
+    sampling_defaults: dict[str, float]
+    """What requests get that do not say otherwise, as the model's files recommend."""
 
 
 class InfoRoutes:
@@ -156,6 +158,7 @@ class InfoRoutes:
                 models=state.names,
                 server={s.name: getattr(state.options, s.name) for s in specs if not s.metadata["is_secret"]},
                 engine=None if state.config is None else dataclasses.asdict(state.config),
+                sampling_defaults=dict(state.sampling_defaults),
             )
         )
 

@@ -169,6 +169,7 @@ class _Server:
                 _in_thread(partial(self._client.wait_ready, logger.info)),
             )
             self._state.tokenizer = tokenizer
+            self._state.sampling_defaults = await _in_thread(served.load_sampling_defaults)
             await _in_thread(partial(self._state.text_work.take_template, tokenizer))
             self._state.config, self._state.stats = config, EngineStats(config.num_blocks)
             self._state.engine_pid = self._client.process.pid

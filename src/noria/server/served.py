@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from noria.server.errors import ApiError
 from noria.server.text_work import TextWork
@@ -19,6 +21,8 @@ class ServedModel:
     max_model_len: int
     text_work: TextWork
     trust_request_chat_template: bool = False
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """For sampling parameters that a request leaves out."""
 
     def request_template(self, source: str | None) -> ChatTemplate | None:
         """The template that a request brings, if it does. Raises `ApiError` unless the operator allows that."""

@@ -12,13 +12,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from noria.config import EngineOptions, ServerOptions
 from noria.engine.launch import BuildEngine, EngineProcess, Report
@@ -30,6 +30,7 @@ from noria.server.keys import Keys
 
 if TYPE_CHECKING:
     from noria.engine.core import EngineCore
+    from noria.files.model import ModelFiles
     from noria.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -47,13 +48,19 @@ class Served:
     name: str
     build: BuildEngine
     load_tokenizer: Callable[[], Tokenizer]
+    load_sampling_defaults: Callable[[], Mapping[str, Any]] = dict
+    """What requests get that do not say otherwise, by the names of `SamplingParams`."""
 
 
 def find_served(model: str | None, engine: EngineOptions) -> Served:
     """The model to serve, fetched if it must be. Raises `ModelError`."""
     location = locate_model(model, report=logger.info)
+    front = _FrontFiles(location.path, engine.generation_config)
     return Served(
-        location.name, partial(_build_core, str(location.path), engine), partial(_load_tokenizer, location.path)
+        location.name,
+        partial(_build_core, str(location.path), engine),
+        front.load_tokenizer,
+        front.load_sampling_defaults,
     )
 
 
@@ -113,13 +120,32 @@ def _build_core(path: str, options: EngineOptions, report: Report) -> EngineCore
     return build_core(path, options, report)
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
-    from noria.files.sources import open_model
-    from noria.text.library import share_interpreter
-    from noria.text.tokenizer import load_tokenizer
+class _FrontFiles:
+    """What the front reads of the model's files, opened once."""
 
-    share_interpreter()
-    return load_tokenizer(open_model(path).tokenizer)
+    def __init__(self, path: Path, generation_config: str) -> None:
+        self._path = path
+        self._generation_config = generation_config
+
+    @cached_property
+    def _model(self) -> ModelFiles:
+        from noria.files.sources import open_model
+
+        return open_model(self._path)
+
+    def load_tokenizer(self) -> Tokenizer:
+        from noria.text.library import share_interpreter
+        from noria.text.tokenizer import load_tokenizer
+
+        share_interpreter()
+        return load_tokenizer(self._model.tokenizer)
+
+    def load_sampling_defaults(self) -> Mapping[str, Any]:
+        from noria.files.generation import describe_defaults, sampling_defaults
+
+        defaults = sampling_defaults(self._model, self._generation_config)
+        logger.info("%s", describe_defaults(self._model, defaults))
+        return defaults
 
 
 def _check_certificate(certfile: str, keyfile: str | None) -> None:

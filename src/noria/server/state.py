@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from noria.config import SchedulerConfig, ServerOptions
 from noria.core.admission import check_queue
@@ -45,6 +47,7 @@ class ServerState:
     engine: AsyncEngine | None = None
     tokenizer: Tokenizer | None = None
     config: SchedulerConfig | None = None
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     stats: EngineStats | None = None
     calls: CallStats = field(default_factory=CallStats)
     engine_pid: int | None = None
@@ -145,4 +148,5 @@ class ServerState:
             self.config.max_model_len,
             self.text_work,
             trust_request_chat_template=self.options.trust_request_chat_template,
+            sampling_defaults=self.sampling_defaults,
         )

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file describes: a vocabulary, merges, and the name of a pre-tokenizer.
+"""The tokenizer that a GGUF file describes: a vocabulary with merges and the name of a pre-tokenizer, or with scores.
 
 Called by `noria.text.tokenizer.load_tokenizer`. Follows llama.cpp, which defines the format: same ids for the same
 text, special tokens parsed or not. `docs/tokenizers.md` lists where the Hugging Face tokenizer of a model differs.
@@ -7,18 +7,18 @@ text, special tokens parsed or not. `docs/tokenizers.md` lists where the Hugging
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 
 import tokenizers
-from tokenizers import AddedToken, Regex, pre_tokenizers
+from tokenizers import AddedToken
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files.model import GgufVocabulary
 from noria.text.chat_template import ChatTemplate
+from noria.text.gguf_pre_tokenizers import KINDS, make_pre_tokenizer
+from noria.text.gguf_sentencepiece import adds_space_prefix, sentencepiece_model, sentencepiece_normalizer
 from noria.text.library import LibraryTokenizer, add_tokens, view_of
-from noria.text.spelling import CHARACTER_OF_BYTE, ByteLevelSpelling
+from noria.text.spelling import CHARACTER_OF_BYTE, ByteLevelSpelling, SentencePieceSpelling, Spelling
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 """`tokenizer.ggml.token_type`."""
@@ -33,88 +33,57 @@ CONTROL_BY_NAME = frozenset((
 Except "</s>": where the file calls it an ordinary token it is one, the end tag of HTML's <s>, not an end of text.
 """
 
-_QWEN2_SPLIT = (
-    r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-
-
-def _gpt2() -> list[PreTokenizer]:
-    return [ByteLevel(add_prefix_space=False, use_regex=True)]
-
-
-def _smollm() -> list[PreTokenizer]:
-    return [Digits(individual_digits=True), *_gpt2()]
-
-
-def _split_by(pattern: str) -> Callable[[], list[PreTokenizer]]:
-    return lambda: [
-        Split(Regex(pattern), behavior="isolated"),
-        ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-
-
-_PRE_TOKENIZERS: dict[str, Callable[[], list[PreTokenizer]]] = {
-    "gpt-2": _gpt2,
-    "smollm": _smollm,
-    "starcoder": _smollm,
-    "refact": _smollm,
-    "command-r": _smollm,
-    "qwen2": _split_by(_QWEN2_SPLIT),
-    "deepseek-r1-qwen": _split_by(_QWEN2_SPLIT),
-    "llama-bpe": _split_by(_LLAMA3_SPLIT),
-    "llama3": _split_by(_LLAMA3_SPLIT),
-    "llama-v3": _split_by(_LLAMA3_SPLIT),
-}
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-
-
-def make_pre_tokenizer(name: str, *, missing_characters: Sequence[str] = ()) -> PreTokenizer:
-    """The pre-tokenizer that GGUF calls `name`: what no merge may cross.
-
-    A byte that the vocabulary lacks has no id and is lost; split off by itself, what stood around it is not merged.
-    """
-    parts = _PRE_TOKENIZERS[name]()
-    if missing_characters:
-        pattern = f"[{''.join(map(re.escape, missing_characters))}]"
-        parts.append(Split(Regex(pattern), behavior="isolated"))
-    return pre_tokenizers.Sequence(parts)
-
 
 def tokenizer_from_gguf(vocabulary: GgufVocabulary, *, chat_template: str | None = None) -> LibraryTokenizer:
-    """Raises `UnsupportedError` for other models than byte-level BPE and for pre-tokenizers that we do not have,
-    `ModelFileError` for a vocabulary that contradicts itself."""
+    """Raises `UnsupportedError` for a model or a pre-tokenizer that we do not have, `ModelFileError` for a vocabulary
+    that contradicts itself."""
     _check(vocabulary)
-    pre = vocabulary.pre or ""
     special, user_defined = _added_tokens(vocabulary)
-    model = _model(vocabulary, ignore_merges=pre in _LLAMA3_NAMES)
-    parsing = tokenizers.Tokenizer(model)
-    parsing.pre_tokenizer = make_pre_tokenizer(pre, missing_characters=_missing_characters(vocabulary))
+    parsing, spelling, wants_bos = _PIPELINES[vocabulary.model](vocabulary)
     add_tokens(parsing, [token for _, token in sorted((special | user_defined).items())])
     plain = view_of(parsing)
     add_tokens(plain, list(user_defined.values()))
-    bos = vocabulary.bos_token_id
     return LibraryTokenizer(
         parsing,
         plain,
-        spelling=ByteLevelSpelling(),
+        spelling=spelling,
         literal_bytes=_literal_bytes(vocabulary, special, user_defined),
-        bos_token_id=bos,
+        bos_token_id=vocabulary.bos_token_id,
         eos_token_id=vocabulary.eos_token_id,
-        wants_bos=pre in _LLAMA3_NAMES if vocabulary.add_bos_token is None else vocabulary.add_bos_token,
+        wants_bos=wants_bos if vocabulary.add_bos_token is None else vocabulary.add_bos_token,
         chat_template=_chat_template(vocabulary, chat_template),
     )
 
 
-def _check(vocabulary: GgufVocabulary) -> None:
-    if vocabulary.model != "gpt2":
+def _byte_level(vocabulary: GgufVocabulary) -> tuple[tokenizers.Tokenizer, Spelling, bool]:
+    """Byte-level BPE: the tokenizer without added tokens, its spelling, and whether it wants a BOS by default."""
+    pre = vocabulary.pre or ""
+    if pre not in KINDS:
         raise UnsupportedError(
-            f"tokenizer.ggml.model {vocabulary.model!r} is not supported; supported is 'gpt2' (byte-level BPE)"
+            f"tokenizer.ggml.pre {vocabulary.pre!r} is not supported; supported are {', '.join(KINDS)}"
         )
-    if vocabulary.pre not in _PRE_TOKENIZERS:
+    kind = KINDS[pre]
+    tokenizer = tokenizers.Tokenizer(_byte_level_model(vocabulary, ignore_merges=kind.ignore_merges))
+    tokenizer.pre_tokenizer = make_pre_tokenizer(pre, missing_characters=_missing_characters(vocabulary))
+    return tokenizer, ByteLevelSpelling(), kind.wants_bos
+
+
+def _sentencepiece(vocabulary: GgufVocabulary) -> tuple[tokenizers.Tokenizer, Spelling, bool]:
+    """The same for the SentencePiece kind."""
+    tokenizer = tokenizers.Tokenizer(sentencepiece_model(vocabulary))
+    tokenizer.normalizer = sentencepiece_normalizer(vocabulary)
+    prefix = int(adds_space_prefix(vocabulary))
+    return tokenizer, SentencePieceSpelling(byte_fallback=True, num_trimmed_spaces=prefix), True
+
+
+_PIPELINES = {"gpt2": _byte_level, "llama": _sentencepiece}
+
+
+def _check(vocabulary: GgufVocabulary) -> None:
+    if vocabulary.model not in _PIPELINES:
         raise UnsupportedError(
-            f"tokenizer.ggml.pre {vocabulary.pre!r} is not supported; supported are {', '.join(_PRE_TOKENIZERS)}"
+            f"tokenizer.ggml.model {vocabulary.model!r} is not supported; supported are 'gpt2' (byte-level BPE) and "
+            "'llama' (SentencePiece's BPE)"
         )
     num_tokens = len(vocabulary.tokens)
     if len(vocabulary.token_types) not in (0, num_tokens):
@@ -129,7 +98,7 @@ def _check(vocabulary: GgufVocabulary) -> None:
             raise ModelFileError(f"tokenizer.ggml.{name}_token_id is {token_id}, but there are {num_tokens} tokens")
 
 
-def _model(vocabulary: GgufVocabulary, *, ignore_merges: bool) -> BPE:
+def _byte_level_model(vocabulary: GgufVocabulary, *, ignore_merges: bool) -> BPE:
     merges: list[tuple[str, str]] = []
     for merge in vocabulary.merges:
         left, _, right = merge.partition(" ")

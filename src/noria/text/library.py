@@ -18,6 +18,7 @@ import tokenizers
 
 from noria.errors import ModelFileError
 from noria.files.model import TokenizerFiles
+from noria.text.any_of import any_of
 from noria.text.chat_template import ChatTemplate
 from noria.text.spelling import Spelling, spelling_from_decoder
 from noria.text.tokenizer import Tokenizer, well_formed
@@ -81,6 +82,7 @@ class LibraryTokenizer(Tokenizer):
         self._continuing = _without_first_prefix(plain)
         self._spelling = spelling
         self._bytes: dict[int, bytes] = dict(literal_bytes or {})
+        self._literal_ids = frozenset(self._bytes)
         added = parsing.get_added_tokens_decoder()
         special = {token_id: token for token_id, token in sorted(added.items()) if token.special}
         self.special_token_ids = tuple(special)
@@ -157,7 +159,7 @@ class LibraryTokenizer(Tokenizer):
 
     def opening_bytes(self, token_id: int) -> bytes:
         token = self.id_to_token(token_id)
-        if token is None or token in self._special_id:
+        if token is None or token in self._special_id or token_id in self._literal_ids:
             return self.token_bytes(token_id)
         return self._spelling.opening_bytes_of(token)
 
@@ -288,6 +290,8 @@ def _drop_first_prefix(description: dict[str, Any]) -> bool:
 
 def _special_pattern(special: list[tokenizers.AddedToken]) -> re.Pattern[str]:
     """Matches special tokens as the library does: leftmost, then longest, with the white space that they swallow."""
+    if not any(token.lstrip or token.rstrip or token.single_word for token in special):
+        return re.compile(any_of(token.content for token in special))
     alternatives = []
     for token in sorted(special, key=lambda token: len(token.content), reverse=True):
         if token.content:

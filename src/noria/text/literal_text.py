@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from noria.text.any_of import any_of
+
 NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 """Code points that Unicode sets aside for use inside a program, never for text."""
 
@@ -32,6 +34,7 @@ class Lookalikes:
 
     def __init__(self, special_token_texts: Iterable[str]) -> None:
         self._specials = [text for text in special_token_texts if text]
+        self._anywhere = re.compile(f"(?={any_of(self._specials)})")
         self._max_length = max(map(len, self._specials), default=0)
         self._beginnings = {text[:length] for text in self._specials for length in range(1, len(text))}
         self._endings = {text[-length:] for text in self._specials for length in range(1, len(text))}
@@ -57,11 +60,8 @@ class Lookalikes:
         text stands inside a token, which a template could complete on both sides ('<|' + text + '|>').
         """
         cuts: set[int] = set()
-        for special in self._specials:
-            start = text.find(special)
-            while start >= 0:
-                cuts.add(start + 1)
-                start = text.find(special, start + 1)
+        for found in self._anywhere.finditer(text):
+            cuts.add(found.start() + 1)
         for length in range(1, min(self._max_length - 1, len(text)) + 1):
             if text[-length:] in self._beginnings:
                 cuts.add(len(text) - length + 1)

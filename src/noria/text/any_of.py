@@ -1,0 +1,41 @@
+"""A regular expression for any of many texts: `any_of`.
+
+Used to look for special tokens, of which some vocabularies have thousands that begin alike (`<unused0>`, ...). A plain
+list of alternatives would be tried one after another wherever a text has a "<".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import groupby
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """Matches the longest of `texts` that stands at a place; nothing, if there are none. Empty texts do not count.
+
+    What texts begin with alike is written once, so that one character decides between all that may follow.
+    """
+    return _branch(sorted({text for text in texts if text})) or r"(?!)"
+
+
+def _branch(texts: list[str]) -> str:
+    """Of sorted texts; if the empty one is among them the rest may be missing."""
+    may_end = bool(texts) and texts[0] == ""
+    endings: list[str] = []
+    singles: list[str] = []
+    for first, group in groupby(texts[may_end:], key=lambda text: text[0]):
+        rests = [text[1:] for text in group]
+        if rests == [""]:
+            singles.append(re.escape(first))
+        else:
+            endings.append(re.escape(first) + _branch(rests))
+    if len(singles) > 1:
+        endings.append(f"[{''.join(singles)}]")
+    else:
+        endings += singles
+    if not endings:
+        return ""
+    if len(endings) == 1 and not may_end:
+        return endings[0]
+    return f"(?:{'|'.join(endings)}){'?' if may_end else ''}"
