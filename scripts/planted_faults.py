@@ -127,30 +127,30 @@ FAULTS = [
         "owed-blocks-not-counted",
         "newcomers take what the rest of an admitted prompt needs",
         "kv/manager.py",
-        "return num_free - num_owed - (self.num_blocks_for(num_tokens)",
-        "return num_free - (self.num_blocks_for(num_tokens)",
+        "return num_free - num_owed - num_needed",
+        "return num_free - num_needed",
     ),
     Fault(
         "owed-blocks-never-paid",
         "blocks that a prompt has taken stay reserved for it",
         "kv/manager.py",
-        "        self.num_owed_blocks -= num_paid\n",
-        "",
+        "            self._settle_owed(holding)\n        return tuple(block_ids)\n",
+        "            pass\n        return tuple(block_ids)\n",
     ),
     Fault(
         "idle-hits-count-as-free",
         "cached blocks that a newcomer takes over are believed to be free still",
         "kv/manager.py",
-        "self.num_blocks_for(num_tokens) - len(match.block_ids) + num_idle",
-        "self.num_blocks_for(num_tokens) - len(match.block_ids)",
+        "- len(match.full_ids) + num_idle",
+        "- len(match.full_ids)",
     ),
     Fault(
         "match-evicted-by-its-own-admission",
         "new blocks are taken before the found ones are held",
         "kv/manager.py",
-        "        self.pool.share(match.block_ids)  # before anything is taken, so that no match is evicted\n"
-        "        block_ids = match.block_ids + self.pool.take(num_new)\n",
-        "        block_ids = match.block_ids + self.pool.take(num_new)\n        self.pool.share(match.block_ids)\n",
+        "        pool.share(match.block_ids)  # before anything is taken, so that no match is evicted\n"
+        "        block_ids = match.block_ids + pool.take(num_new)\n",
+        "        block_ids = match.block_ids + pool.take(num_new)\n        pool.share(match.block_ids)\n",
     ),
     Fault(
         "claims-not-ended-on-release",
@@ -170,7 +170,7 @@ FAULTS = [
         "reset-keeps-idle-content",
         "a reset forgets the hashes, but its idle blocks are not blank",
         "kv/block_pool.py",
-        "        self._blank[:0] = reversed(self._idle)  # the order of reuse stays what it was\n",
+        "        self._blank[:0] = reversed([*self._cold, *self._idle])  # the order of reuse stays what it was\n",
         "",
     ),
     Fault(
