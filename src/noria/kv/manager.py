@@ -134,7 +134,7 @@ class KVManager:
 
     @property
     def has_windows(self) -> bool:
-        """Whether requests give up blocks while they run: `register_computed` is then to be called without a cache too."""
+        """Whether requests give up blocks while they run: `register_computed` is called even without a cache then."""
         return bool(self._sliding)
 
     def num_blocks_ahead(self, num_tokens: int, num_requests: int) -> int:
