@@ -24,7 +24,20 @@ TINY: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-CONFIGS = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
+WINDOW = 24
+SMALL_HEADS: dict[str, Any] = {"head_dim": 16}
+GEMMA: dict[str, Any] = {**SMALL_HEADS, "sliding_window": WINDOW, "query_pre_attn_scalar": 20, "pad_token_id": 0}
+ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, {}),
+    "qwen2": (transformers.Qwen2Config, {}),
+    "qwen3": (transformers.Qwen3Config, SMALL_HEADS),
+    "mistral": (transformers.MistralConfig, {"sliding_window": WINDOW}),
+    "gemma2": (transformers.Gemma2Config, {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0}),
+    "gemma3": (transformers.Gemma3TextConfig, {**GEMMA, "num_hidden_layers": 7}),  # the sixth has full attention
+    "phi3": (transformers.Phi3Config, {"pad_token_id": 0}),
+    "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 5, "pad_token_id": 0}),  # the fourth does not rotate
+}
+"""Of each architecture its configuration class, and what makes it small and different from a Llama."""
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -37,7 +50,8 @@ LLAMA3 = {
 def tiny_model(architecture: str, **overrides: Any) -> transformers.PreTrainedModel:
     """A random float32 model; norms and biases are random too, so that each of them matters."""
     torch.manual_seed(7)
-    config = CONFIGS[architecture](**{**TINY, **overrides})
+    config_class, small = ARCHITECTURES[architecture]
+    config = config_class(**{**TINY, **small, **overrides})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
@@ -49,6 +63,14 @@ def transformers_logits(model: transformers.PreTrainedModel, tokens: Sequence[in
     """Logits at every position: [tokens, vocab]."""
     with torch.inference_mode():
         return model(torch.tensor([list(tokens)])).logits[0].float().numpy()
+
+
+def transformers_greedy(model: transformers.PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """The continuation that transformers finds most probable, each token from the whole text anew."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(transformers_logits(model, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
 
 
 def pack(rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], block_size: int, *, wanted: str) -> ForwardBatch:
@@ -103,6 +125,27 @@ class PagedDriver:
         for table in tables:
             self.free += table
         return [np.concatenate(parts) for parts in results]
+
+
+def executor_greedy(
+    driver: PagedDriver, prompts: Sequence[Sequence[int]], num_tokens: int
+) -> list[list[int]]:
+    """The continuations that an executor finds most probable, of all prompts side by side, one token a step."""
+    longest = max(map(len, prompts)) + num_tokens
+    tables = [[driver.free.pop() for _ in range(-(-longest // driver.block_size))] for _ in prompts]
+    known, done = [list(prompt) for prompt in prompts], [0] * len(prompts)
+    for _ in range(num_tokens):
+        rows = [
+            (tokens, computed, table[: -(-len(tokens) // driver.block_size)])
+            for tokens, computed, table in zip(known, done, tables, strict=True)
+        ]
+        logits = driver.executor.forward(pack(rows, driver.block_size, wanted="last"))
+        done = [len(tokens) for tokens in known]
+        for tokens, row in zip(known, logits, strict=True):
+            tokens.append(int(row.argmax()))
+    for table in tables:
+        driver.free += table
+    return [tokens[len(prompt) :] for tokens, prompt in zip(known, prompts, strict=True)]
 
 
 def random_prompts(lengths: Sequence[int], vocab_size: int = TINY["vocab_size"], seed: int = 1) -> list[list[int]]:

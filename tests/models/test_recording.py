@@ -124,6 +124,31 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         recorder.paged_attention(Value("q", ("tokens", 65)), 0, spec, one_row())
 
 
+def test_what_is_out_of_the_ordinary_is_printed() -> None:
+    """Options that a model uses are part of the program, so that programs which differ print differently."""
+    recorder = Recorder()
+    spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, window=8, soft_cap=50.0, rotary_dim=4)
+    qkv, norm = Value("qkv", ("tokens", spec.qkv_size)), Value("norm", (16,))
+    table = recorder.rotary_table(Value("f", (2,)), one_row(), factor=1.5)
+    recorder.rotary_and_write_kv(qkv, table, 3, spec, one_row(), q_norm=norm, k_norm=norm, eps=1e-6)
+    recorder.rotary_and_write_kv(qkv, None, 4, spec, one_row())
+    recorder.soft_cap(recorder.gelu_mul(qkv), 30.0)
+    shown = "heads=4/2x16, scale=0.25, window=8, soft_cap=50.0, rotary_dim=4"
+    assert [str(op) for op in recorder.ops] == [
+        "%0[tokens, 4] = rotary_table(f[2], factor=1.5, batch)",
+        f"%1[tokens, 64] = rotary_and_write_kv(qkv[tokens, 128], %0[tokens, 4], layer=3, {shown}, norm[16], norm[16], "
+        "eps=1e-06, batch)",
+        f"%2[tokens, 64] = rotary_and_write_kv(qkv[tokens, 128], table=None, layer=4, {shown}, batch)",
+        "%3[tokens, 64] = gelu_mul(qkv[tokens, 128])",
+        "%4[tokens, 64] = soft_cap(%3[tokens, 64], cap=30.0)",
+    ]
+    with pytest.raises(ValueError, match=r"rotary_and_write_kv: .* norm\[8\]"):
+        recorder.rotary_and_write_kv(
+            Value("qkv", ("tokens", 64)), None, 0, AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=16, scale=1.0),
+            one_row(), q_norm=Value("norm", (16,)), k_norm=Value("norm", (8,)),
+        )  # fmt: skip
+
+
 def test_an_unknown_architecture_lists_what_there_is() -> None:
     with pytest.raises(UnsupportedError, match=r"'mamba' is not supported; supported: llama, qwen2"):
         registry.find("mamba")

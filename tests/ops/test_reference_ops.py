@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,9 +53,12 @@ def naive_attention(q: Array, keys: Array, values: Array, position: int, spec: A
     result = np.empty_like(q, dtype=np.float64)
     for head in range(spec.num_heads):
         kv_head = head // (spec.num_heads // spec.num_kv_heads)
-        scores = keys[: position + 1, kv_head].astype(np.float64) @ q[head].astype(np.float64) * spec.scale
+        seen = slice(0 if spec.window is None else max(position - spec.window + 1, 0), position + 1)
+        scores = keys[seen, kv_head].astype(np.float64) @ q[head].astype(np.float64) * spec.scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * np.tanh(scores / spec.soft_cap)
         weights = np.exp(scores - scores.max())
-        result[head] = weights @ values[: position + 1, kv_head] / weights.sum()
+        result[head] = weights @ values[seen, kv_head] / weights.sum()
     return result
 
 
@@ -75,18 +79,30 @@ def placements(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], list[list[i
 
 @settings(max_examples=40, deadline=None)
 @given(
-    placements(), st.sampled_from([(4, 4, 8), (4, 2, 16), (6, 2, 8), (3, 1, 24)]), st.integers(0, 2**16), st.booleans()
+    placements(),
+    st.sampled_from([(4, 4, 8), (4, 2, 16), (6, 2, 8), (3, 1, 24)]),
+    st.sampled_from([None, 1, 5, 16, 100]),
+    st.sampled_from([None, 0.5]),
+    st.integers(0, 2**16),
+    st.booleans(),
 )
 def test_paged_attention(
     placement: tuple[int, list[tuple[int, int]], list[list[int]], int],
     heads: tuple[int, int, int],
+    window: int | None,
+    soft_cap: float | None,
     seed: int,
     poisoned: bool,
 ) -> None:
-    """Contexts written in one go, then attended by the last tokens of each row; what is unwritten may be NaN."""
+    """Contexts written in one go, then attended by the last tokens of each row; what is unwritten may be NaN.
+
+    So may be the blocks that no query's window reaches any more: they could be somebody else's by then.
+    """
     block_size, rows, tables, num_blocks = placement
     num_heads, num_kv_heads, head_dim = heads
-    spec = AttentionSpec(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=0.3)
+    spec = AttentionSpec(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=0.3, window=window, soft_cap=soft_cap
+    )
     ops = TorchOps(torch.float32, torch.device("cpu"))
     ops.allocate_kv(2, num_blocks, block_size, num_kv_heads, head_dim)
     for pool in ops._keys + ops._values:
@@ -98,6 +114,10 @@ def test_paged_attention(
     total = sum(context for context, _ in rows)
     qkv = random(total, spec.qkv_size, seed=seed)
     ops.rotary_and_write_kv(qkv, still.expand(total, -1), 1, spec, whole)
+    for (context, new_tokens), blocks in zip(rows, tables, strict=True):
+        left_behind = 0 if window is None else max(context - new_tokens - window + 1, 0) // block_size
+        for pool in (ops._keys[1], ops._values[1]):
+            pool[blocks[:left_behind]] = math.nan
     new = batch_of(rows, tables, block_size)
     q = random(len(new.token_ids), spec.q_size, seed=seed + 1)
     got = ops.paged_attention(q, 1, spec, ops.batch(new)).numpy().reshape(-1, num_heads, head_dim)
@@ -145,6 +165,33 @@ def test_rotary_turns_pairs_half_a_head_apart(ops: TorchOps) -> None:
     np.testing.assert_array_equal(written_values, heads[:, 3].astype(np.float32))
 
 
+@pytest.mark.parametrize("rotary_dim", [None, 4])
+@pytest.mark.parametrize("has_table", [True, False])
+def test_heads_are_normed_then_rotated_in_part_or_not_at_all(
+    ops: TorchOps, rotary_dim: int | None, has_table: bool
+) -> None:
+    spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, rotary_dim=rotary_dim)
+    ops.allocate_kv(1, 8, 4, 1, 8)
+    batch = ops.batch(batch_of([(30, 2)], [[3, 1, 2, 5, 4, 8, 7, 6]], 4))  # both in block 6
+    qkv, q_norm, k_norm = random(2, spec.qkv_size), random(8, seed=1), random(8, seed=2)
+    frequencies = torch.tensor([1.0, 0.3, 0.01, 0.002])[: spec.rotated // 2]
+    table = ops.rotary_table(frequencies, batch, factor=1.5) if has_table else None
+    q = ops.rotary_and_write_kv(qkv, table, 0, spec, batch, q_norm=q_norm, k_norm=k_norm, eps=0.1)
+
+    expected = qkv.double().view(2, 4, 8).clone()
+    expected[:, :3] /= (expected[:, :3].square().mean(-1, keepdim=True) + 0.1).sqrt()
+    expected[:, :2] *= q_norm
+    expected[:, 2] *= k_norm
+    if has_table:
+        half = spec.rotated // 2
+        turn = torch.polar(torch.tensor(1.5).double(), torch.outer(torch.tensor([28.0, 29.0]), frequencies).double())
+        turned = torch.complex(expected[:, :3, :half], expected[:, :3, half : 2 * half]) * turn[:, None]
+        expected[:, :3, : 2 * half] = torch.cat((turned.real, turned.imag), dim=-1)
+    torch.testing.assert_close(q.double().view(2, 2, 8), expected[:, :2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ops._keys[0][6, 0, :2].double(), expected[:, 2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ops._values[0][6, 0, :2].double(), expected[:, 3], rtol=0, atol=0)
+
+
 def test_writing_touches_no_other_block_that_is_in_use(ops: TorchOps) -> None:
     spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, scale=1.0)
     ops.allocate_kv(1, 3, 2, 1, 2)
@@ -181,8 +228,11 @@ def test_elementwise(ops: TorchOps) -> None:
     x, y = random(3, 8), random(3, 8, seed=1)
     gate, up = x[:, :4].double(), x[:, 4:].double()
     torch.testing.assert_close(ops.silu_mul(x).double(), gate / (1 + (-gate).exp()) * up, rtol=1e-5, atol=1e-6)
+    cubic = (2 / math.pi) ** 0.5 * (gate + 0.044715 * gate.pow(3))
+    torch.testing.assert_close(ops.gelu_mul(x).double(), gate / 2 * (1 + cubic.tanh()) * up, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ops.add(x, y), x + y)
     torch.testing.assert_close(ops.scale(x, 0.25), x * 0.25)
+    torch.testing.assert_close(ops.soft_cap(x * 3, 2.0), 2 * torch.tanh(x * 1.5))
 
 
 def test_select_keeps_the_order_that_was_asked_for(ops: TorchOps) -> None:
@@ -202,6 +252,16 @@ def test_logits_are_float32_products_of_bfloat16_weights(vocab_size: int) -> Non
     torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
 
 
-def test_heads_must_share_evenly() -> None:
-    with pytest.raises(ValueError, match="5 heads cannot share 2"):
-        AttentionSpec(num_heads=5, num_kv_heads=2, head_dim=8, scale=1.0)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_heads": 5}, "5 heads cannot share 2"),
+        ({"window": 0}, "a window of 0 keys"),
+        ({"soft_cap": 0.0}, "must be positive, not 0.0"),
+        ({"rotary_dim": 3}, "3 dimensions of 8 cannot be rotated"),
+        ({"rotary_dim": 10}, "10 dimensions of 8 cannot be rotated"),
+    ],
+)
+def test_a_spec_that_makes_no_attention_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentionSpec(**({"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "scale": 1.0} | fields))

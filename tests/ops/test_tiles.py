@@ -26,10 +26,15 @@ def batch_of(rows: list[tuple[int, int]], block_size: int) -> ForwardBatch:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(ROW, min_size=1, max_size=12), st.sampled_from([1, 16, 32]), st.sampled_from([512, 4096]))
-def test_tiles(rows: list[tuple[int, int]], block_size: int, group_keys: int) -> None:
+@given(
+    st.lists(ROW, min_size=1, max_size=12),
+    st.sampled_from([1, 16, 32]),
+    st.sampled_from([512, 4096]),
+    st.sampled_from([None, None, 1, 7, 64, 1000]),
+)
+def test_tiles(rows: list[tuple[int, int]], block_size: int, group_keys: int, window: int | None) -> None:
     batch = batch_of(rows, block_size)
-    plan = plan_tiles(batch, block_size, group_keys)
+    plan = plan_tiles(batch, block_size, group_keys, window)
     all_tokens = np.concatenate([group.tokens.ravel() for group in plan.groups])
     np.testing.assert_array_equal(all_tokens[plan.restore], np.arange(len(batch.token_ids)))
 
@@ -37,10 +42,15 @@ def test_tiles(rows: list[tuple[int, int]], block_size: int, group_keys: int) ->
     for group in plan.groups:
         np.testing.assert_array_equal(group.positions, batch.positions[group.tokens])
         assert len(group.blocks) == 1 or group.blocks.size * block_size <= group_keys
-        for tokens, positions, blocks in zip(group.tokens, group.positions, group.blocks, strict=True):
+        for tokens, positions, first_key, blocks in zip(
+            group.tokens, group.positions, group.first_key, group.blocks, strict=True
+        ):
             (row,) = dict.fromkeys(row_of[tokens])  # a tile is of one row
-            needed = positions.max() // block_size + 1
-            np.testing.assert_array_equal(blocks[:needed], batch.block_table[row, :needed])
+            first_seen = 0 if window is None else max(positions.min() - window + 1, 0)
+            first_block = first_seen // block_size
+            assert first_key == first_block * block_size
+            needed = positions.max() // block_size + 1 - first_block
+            np.testing.assert_array_equal(blocks[:needed], batch.block_table[row, first_block : first_block + needed])
             assert not blocks[needed:].any()
             assert len(blocks) <= max(needed * 3 // 2, needed + SLACK_BLOCKS)
             assert len(tokens) <= min(TILE_QUERIES, 2 * len(dict.fromkeys(tokens)) - 1)

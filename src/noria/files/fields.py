@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from noria.errors import ModelFileError
+from noria.errors import ModelFileError, UnsupportedError
 
 REQUIRED: Final[Any] = object()
 """Default that says: there is no default."""
@@ -35,6 +35,10 @@ class Fields:
         """The error for a value that is not what it should be."""
         return ModelFileError(f"{self.source}: field {name!r} should be {wanted}, not {_short(self.values.get(name))}")
 
+    def unsupported(self, name: str, supported: str) -> UnsupportedError:
+        """The error for a value that means what we do not have."""
+        return UnsupportedError(f"{self.source}: {name} {_short(self.values.get(name))} is not supported; supported: {supported}")
+
     def _value(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         if value is None:
@@ -54,6 +58,24 @@ class Fields:
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.wrong(name, "a positive number")
         return float(value)
+
+    def positive_floats(self, name: str) -> tuple[float, ...]:
+        value = self._value(name, REQUIRED)
+        if not isinstance(value, list) or any(type(x) not in (int, float) or not 0 < x < math.inf for x in value):
+            raise self.wrong(name, "a list of positive numbers")
+        return tuple(map(float, value))
+
+    def nullable_float(self, name: str, absent: float | None) -> float | None:
+        """A positive number; None when the file says null, `absent` when it does not have the name at all."""
+        if name in self.values and self.values[name] is None:
+            return None
+        return absent if self.values.get(name) is None else self.positive_float(name)
+
+    def nullable_int(self, name: str, absent: int | None) -> int | None:
+        """`nullable_float` for integers."""
+        if name in self.values and self.values[name] is None:
+            return None
+        return absent if self.values.get(name) is None else self.positive_int(name)
 
     def flag(self, name: str, default: Any = REQUIRED) -> bool:
         value = self._value(name, default)

@@ -24,6 +24,7 @@ from noria.files.gguf_format import ENCODING_IDS, ENCODINGS, GgufHeader, read_he
 from noria.files.mapped import MappedFile
 from noria.files.model import GgufVocabulary, HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_gguf
+from noria.files.rope_config import FACTOR_TENSORS
 
 END_TOKENS: Final = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>",
@@ -114,20 +115,17 @@ class GgufModel:
 
     def _read_config(self) -> ModelConfig:
         embedding = self._header.tensors.get("token_embd.weight")
-        factors = None
-        if self._fields.text("general.architecture") == "llama" and "rope_freqs.weight" in self._header.tensors:
-            factors = self._read_rope_factors()
         return config_from_gguf(
             self._header.metadata,
             str(self.path),
             num_embedding_rows=embedding.shape[0] if embedding is not None else None,
-            frequency_factors=factors,
+            rope_factors={name: self._factors(name) for name in FACTOR_TENSORS if name in self._header.tensors},
         )
 
-    def _read_rope_factors(self) -> tuple[float, ...]:
-        tensor = self.read("rope_freqs.weight")
+    def _factors(self, name: str) -> tuple[float, ...]:
+        tensor = self.read(name)
         if tensor.dtype != "float32" or not (np.isfinite(tensor.data).all() and (tensor.data > 0).all()):
-            raise ModelFileError(f"{self.path}: tensor 'rope_freqs.weight' should hold positive float32 numbers")
+            raise ModelFileError(f"{self.path}: tensor {name!r} should hold positive float32 numbers")
         return tuple(float(value) for value in tensor.data.reshape(-1))
 
     def _token_id(self, name: str) -> int | None:

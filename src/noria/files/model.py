@@ -6,7 +6,7 @@ Implemented by `noria.files.gguf` and `noria.files.huggingface`; found by `noria
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,29 +16,57 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding. `scaling` is the Hugging Face kind: None, "linear" or "llama3"; or "factors".
+    """Rotary position embedding. `scaling`: None, "linear", "llama3", "yarn", "longrope" (as Hugging Face) or "factors".
 
-    "factors" is how GGUF files store llama3 scaling: already worked out, one divisor for each inverse frequency
-    (`rope_freqs.weight`), so that inverse frequency i is `theta ** (-2i / head_dim) / frequency_factors[i]`.
+    "factors" is scaling already worked out, one divisor for each inverse frequency, so that inverse frequency i is
+    `theta ** (-2i / rotary_dim) / frequency_factors[i]`: how GGUF files store llama3 scaling (`rope_freqs.weight`), and
+    what `at_length` makes of longrope.
     """
 
     theta: float = 10_000.0
     scaling: str | None = None
     parameters: Mapping[str, float] = field(default_factory=dict)
-    """For linear: factor. For llama3: factor, low_freq_factor, high_freq_factor, original_max_position_embeddings."""
+    """For linear: factor. For llama3: factor, low_freq_factor, high_freq_factor, original_max_position_embeddings. For
+    yarn: factor, beta_fast, beta_slow, original_max_position_embeddings, truncate (0 or 1). For longrope:
+    original_max_position_embeddings."""
     frequency_factors: tuple[float, ...] = ()
-    """For "factors" only: head_dim / 2 positive numbers."""
+    """For "factors" only: rotary_dim / 2 positive numbers."""
+    short_factors: tuple[float, ...] = ()
+    """For longrope only: `frequency_factors` up to the original context."""
+    long_factors: tuple[float, ...] = ()
+    """For longrope only: `frequency_factors` beyond it."""
+    attention_factor: float = 1.0
+    """Multiplies cosines and sines (yarn and longrope)."""
+
+    def at_length(self, max_model_len: int) -> RopeConfig:
+        """The same with longrope's factors chosen for sequences of up to `max_model_len` tokens.
+
+        They are chosen once, at start: keys that are in the cache have been rotated, so the factors cannot follow the
+        length of a sequence as it grows.
+        """
+        if self.scaling != "longrope":
+            return self
+        long = max_model_len > self.parameters["original_max_position_embeddings"]
+        return replace(
+            self,
+            scaling="factors",
+            frequency_factors=self.long_factors if long else self.short_factors,
+            parameters={},
+            short_factors=(),
+            long_factors=(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The shape of a model, in Hugging Face's terms, read from `config.json` or from GGUF metadata.
 
-    Whether the output head is tied to the embedding is not here: it is decided from the tensors present.
+    Not here, because decided from the tensors present: whether the output head is tied to the embedding, which
+    products have a bias, and which norms there are.
     """
 
     architecture: str
-    """Name in `noria.models.registry`: "llama", "qwen2"."""
+    """Name in `noria.models.registry`: "llama", "gemma3"."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -51,6 +79,33 @@ class ModelConfig:
     rope: RopeConfig
     tie_word_embeddings: bool | None = None
     """What the file claims, if it does; only used to warn when the tensors disagree."""
+    layer_windows: tuple[int | None, ...] | None = None
+    """How many keys a query of each layer sees, its own included (None: all). None: full attention in every layer."""
+    local_rope: RopeConfig | None = None
+    """Rotary embedding of the layers that have a window, where it differs from `rope`, the others'."""
+    unrotated_layers: tuple[int, ...] = ()
+    """Layers without rotary embedding, ascending."""
+    rotary_dim: int | None = None
+    """The first so many values of each head are rotated, the others kept. None: all."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    attention_scale: float | None = None
+    """Multiplies the products of queries and keys. None: head_dim ** -0.5."""
+    attention_soft_cap: float | None = None
+    """Scores x become `cap * tanh(x / cap)`, after the scale and before the softmax."""
+    logits_soft_cap: float | None = None
+    """The same for logits."""
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Multiplies what attention and MLP add to the residual stream."""
+    logits_scale: float = 1.0
+
+    def at_length(self, max_model_len: int | None) -> ModelConfig:
+        """The same with every choice made that depends on the longest sequence. None: the model's own context."""
+        length = min(max_model_len or self.max_position_embeddings, self.max_position_embeddings)
+        return replace(self, rope=self.rope.at_length(length))
+
+    def window(self, layer: int) -> int | None:
+        return None if self.layer_windows is None else self.layer_windows[layer]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
 """Every architecture this version can run: how its weights are found and which function computes it.
 
 `find` is called by executors. A new architecture is a new entry here, and a new module beside `decoder.py` if it
-computes something else.
+computes something that the decoder does not; `docs/models.md` goes through one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from noria.errors import UnsupportedError
@@ -45,23 +44,24 @@ class Architecture:
     forward: Forward
 
 
+def _decoder(name: str) -> Architecture:
+    """An architecture that is a `decoder.Decoder`: its weight map is found by its name."""
+    return Architecture(
+        name=name, plan=plan_decoder, constants=decoder.constants, bind=decoder.bind, forward=decoder.forward
+    )
+
+
 _ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (
-        Architecture(
-            name="llama",
-            plan=partial(plan_decoder, qkv_bias=None, gguf_interleaved=True),
-            constants=decoder.constants,
-            bind=decoder.bind,
-            forward=decoder.forward,
-        ),
-        Architecture(
-            name="qwen2",
-            plan=partial(plan_decoder, qkv_bias=True, gguf_interleaved=False),
-            constants=decoder.constants,
-            bind=decoder.bind,
-            forward=decoder.forward,
-        ),
+        _decoder("llama"),
+        _decoder("qwen2"),
+        _decoder("qwen3"),
+        _decoder("mistral"),
+        _decoder("gemma2"),
+        _decoder("gemma3"),
+        _decoder("phi3"),
+        _decoder("smollm3"),
     )
 }
 

@@ -24,8 +24,7 @@ B_contra = TypeVar("B_contra", contravariant=True)
 class AttentionSpec:
     """The shape of an attention layer; immutable and hashable, shared by all layers that are alike.
 
-    Causal, over all earlier tokens of the row. Windows and soft caps are further fields of this class when a model
-    needs them.
+    Causal, over the row's own tokens. Raises `ValueError` for numbers that make no attention.
     """
 
     num_heads: int
@@ -33,10 +32,22 @@ class AttentionSpec:
     head_dim: int
     scale: float
     """Multiplies the products of queries and keys, usually head_dim ** -0.5."""
+    window: int | None = None
+    """How many keys a query sees, its own the last of them: at position p those from p - window + 1. None: all."""
+    soft_cap: float | None = None
+    """Bounds scores: after `scale` they become soft_cap * tanh(score / soft_cap). None: they stay."""
+    rotary_dim: int | None = None
+    """How many dimensions of each head are rotated, the first ones. None: all."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window of {self.window} keys leaves a query none, not even its own")
+        if self.soft_cap is not None and not self.soft_cap > 0:
+            raise ValueError(f"a soft cap must be positive, not {self.soft_cap}")
+        if self.rotary_dim is not None and not (0 < self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0):
+            raise ValueError(f"{self.rotary_dim} dimensions of {self.head_dim} cannot be rotated in pairs")
 
     @property
     def q_size(self) -> int:
@@ -49,6 +60,11 @@ class AttentionSpec:
     @property
     def qkv_size(self) -> int:
         return self.q_size + 2 * self.kv_size
+
+    @property
+    def rotated(self) -> int:
+        """Dimensions of each head that are rotated, where there is a table."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +90,36 @@ class Ops(Protocol[T, B_contra]):
     def rms_norm(self, x: T, weight: T, eps: float) -> T:
         """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension: [tokens, n], weight [n], to [tokens, n]."""
 
-    def rotary_table(self, inverse_frequencies: T, batch: B_contra) -> T:
-        """Cosines, then sines, of position x frequency: [head_dim / 2] (float32) to [tokens, head_dim] (float32).
+    def rotary_table(self, inverse_frequencies: T, batch: B_contra, *, factor: float = 1.0) -> T:
+        """Cosines, then sines, of position x frequency, all times `factor`.
 
-        Once per step; all layers with the same frequencies share it.
+        [rotary_dim / 2] (float32) to [tokens, rotary_dim] (float32). Once per step; all layers with the same
+        frequencies share it.
         """
 
-    def rotary_and_write_kv(self, qkv: T, table: T, layer: int, spec: AttentionSpec, batch: B_contra) -> T:
+    def rotary_and_write_kv(
+        self,
+        qkv: T,
+        table: T | None,
+        layer: int,
+        spec: AttentionSpec,
+        batch: B_contra,
+        *,
+        q_norm: T | None = None,
+        k_norm: T | None = None,
+        eps: float = 0.0,
+    ) -> T:
         """Rotates queries and keys by their positions and writes keys and values to the KV memory of `layer`.
 
-        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries first. table: [tokens, head_dim].
-        Returns the rotated queries [tokens, num_heads * head_dim]. Dimension i is paired with i + head_dim / 2.
+        qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries first. table: [tokens, rotary_dim]; None: no
+        rotation. q_norm, k_norm: [head_dim] (float32), the weights of an RMS norm of each head before it is rotated.
+        Returns the rotated queries [tokens, num_heads * head_dim]. Dimension i is paired with i + rotary_dim / 2.
         """
 
     def paged_attention(self, q: T, layer: int, spec: AttentionSpec, batch: B_contra) -> T:
-        """Each query over the keys and values of its own row up to its own position, read from the KV of `layer`.
+        """Each query over the keys and values of its own row that it sees, read from the KV of `layer`.
+
+        Those are the ones up to its own position, and with a window only the last of them: others are not read.
 
         [tokens, num_heads * head_dim] to the same. This step's keys and values must have been written.
         """
@@ -96,11 +127,17 @@ class Ops(Protocol[T, B_contra]):
     def silu_mul(self, gate_up: T) -> T:
         """`silu(gate) * up`: [tokens, 2 * n], gate first, to [tokens, n]."""
 
+    def gelu_mul(self, gate_up: T) -> T:
+        """`gelu(gate) * up`, gelu in its tanh form: [tokens, 2 * n], gate first, to [tokens, n]."""
+
     def add(self, a: T, b: T) -> T:
         """`a + b`, both [tokens, n]."""
 
     def scale(self, x: T, factor: float) -> T:
         """`x * factor`: [tokens, n] to [tokens, n]."""
+
+    def soft_cap(self, x: T, cap: float) -> T:
+        """`cap * tanh(x / cap)`: of scores, [logits, vocab] to the same."""
 
     def select(self, x: T, batch: B_contra) -> T:
         """The rows of `x` whose logits are wanted: [tokens, n] to [logits, n]."""

@@ -65,6 +65,7 @@ def _native(model: ModelFiles, options: EngineOptions, report: Report | None) ->
         dtype=options.dtype,
         threads=options.threads,
         prefault_kv=options.prefault_kv_cache,
+        max_model_len=options.max_model_len,
         report=report,
     )
     logger.info("native executor: %s, %d threads", executor.kernel, executor.num_threads)
@@ -81,4 +82,11 @@ def _torch(model: ModelFiles, options: EngineOptions, report: Report | None) -> 
             'the torch executor needs PyTorch, which is not installed: pip install "noria[torch]", '
             'or in a checkout pip install ".[torch]"'
         ) from error
-    return TorchExecutor(model, dtype=options.dtype, device=options.device, threads=options.threads, report=report)
+    return TorchExecutor(
+        model,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+        max_model_len=options.max_model_len,
+        report=report,
+    )

@@ -43,6 +43,7 @@ class NativeExecutor:
     `dtype` is "float32" or "bfloat16". `threads`: of the executor's own pool (None: the cores this process may use).
     `use_amx`: bfloat16 products on AMX tiles (None: where the machine has them).
     `prefault_kv`: take the KV pool's memory from the system when it is allocated, not as it is used.
+    `max_model_len`: of the longest sequence that will be run (None: the model's own context).
     `report(done, total)` is called while loading, in numbers of the matrices. Raises `OptionError` when this machine or
     build cannot do it, and `ModelError` for the model's faults.
     """
@@ -57,6 +58,7 @@ class NativeExecutor:
         threads: int | None = None,
         use_amx: bool | None = None,
         prefault_kv: bool = False,
+        max_model_len: int | None = None,
         report: Callable[[int, int], None] | None = None,
     ) -> None:
         if (why_not := why_unavailable()) is not None:
@@ -65,11 +67,12 @@ class NativeExecutor:
 
         architecture = registry.find(model.config.architecture)
         plan = architecture.plan(model)
-        constants = architecture.constants(model.config)
+        config = model.config.at_length(max_model_len)
+        constants = architecture.constants(config)
         shapes = plan.shapes | {name: value.shape for name, value in constants.items()}
-        self.config: ModelConfig = model.config
+        self.config: ModelConfig = config
         self._prefault_kv = prefault_kv
-        self.program = lower(record(architecture.forward, partial(architecture.bind, model.config), shapes, _NO_BATCH))
+        self.program = lower(record(architecture.forward, partial(architecture.bind, config), shapes, _NO_BATCH))
         self.itemsize = 4 if dtype == "float32" else 2
         """Bytes of one number of the weights, of KV, and of what products read."""
         make = native.ExecutorF32 if dtype == "float32" else native.ExecutorBF16
@@ -236,7 +239,8 @@ class _Builder:
             raw = self._raw(source)
             values = decode(raw.rows, raw.encoding).reshape(-1)
             heads = source.interleaved_heads
-            parts.append(values if heads is None else split_halves(values, heads))
+            values = values if heads is None else split_halves(values, heads)
+            parts.append(values + np.float32(source.added) if source.added else values)
         return np.concatenate(parts)
 
     def _attention(self, spec: AttentionSpec | None) -> int:

@@ -37,7 +37,7 @@ class Handle(Enum):
     BATCH = "batch"
 
 
-Argument = Value | Linear[Value] | AttentionSpec | Handle | int | float
+Argument = Value | Linear[Value] | AttentionSpec | Handle | int | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,30 +88,47 @@ class Recorder:
         _expect(weight.shape == x.shape[-1:], "rms_norm", x, weight)
         return self._add("rms_norm", x.shape, x=x, weight=weight, eps=eps)
 
-    def rotary_table(self, inverse_frequencies: Value, batch: ForwardBatch) -> Value:
+    def rotary_table(self, inverse_frequencies: Value, batch: ForwardBatch, *, factor: float = 1.0) -> Value:
         (pairs,) = inverse_frequencies.shape
         assert isinstance(pairs, int)
-        shape = ("tokens", 2 * pairs)
-        return self._add("rotary_table", shape, inverse_frequencies=inverse_frequencies, batch=Handle.BATCH)
+        arguments: dict[str, Argument] = {"inverse_frequencies": inverse_frequencies}
+        if factor != 1.0:
+            arguments["factor"] = factor
+        return self._add("rotary_table", ("tokens", 2 * pairs), **arguments, batch=Handle.BATCH)
 
     def rotary_and_write_kv(
-        self, qkv: Value, table: Value, layer: int, spec: AttentionSpec, batch: ForwardBatch
+        self,
+        qkv: Value,
+        table: Value | None,
+        layer: int,
+        spec: AttentionSpec,
+        batch: ForwardBatch,
+        *,
+        q_norm: Value | None = None,
+        k_norm: Value | None = None,
+        eps: float = 0.0,
     ) -> Value:
         _expect(qkv.shape == ("tokens", spec.qkv_size), "rotary_and_write_kv", qkv)
-        _expect(table.shape == ("tokens", spec.head_dim), "rotary_and_write_kv", table)
-        shape = ("tokens", spec.q_size)
+        if table is not None:
+            _expect(table.shape == ("tokens", spec.rotated), "rotary_and_write_kv", table)
         arguments: dict[str, Argument] = {"qkv": qkv, "table": table, "layer": layer, "spec": spec}
-        return self._add("rotary_and_write_kv", shape, **arguments, batch=Handle.BATCH)
+        for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+            if norm is not None:
+                _expect(norm.shape == (spec.head_dim,), "rotary_and_write_kv", qkv, norm)
+                arguments[name] = norm
+        if q_norm is not None or k_norm is not None:
+            arguments["eps"] = eps
+        return self._add("rotary_and_write_kv", ("tokens", spec.q_size), **arguments, batch=Handle.BATCH)
 
     def paged_attention(self, q: Value, layer: int, spec: AttentionSpec, batch: ForwardBatch) -> Value:
         _expect(q.shape == ("tokens", spec.q_size), "paged_attention", q)
         return self._add("paged_attention", q.shape, q=q, layer=layer, spec=spec, batch=Handle.BATCH)
 
     def silu_mul(self, gate_up: Value) -> Value:
-        rows, width = _matrix(gate_up)
-        _expect(isinstance(width, int) and width % 2 == 0, "silu_mul", gate_up)
-        assert isinstance(width, int)
-        return self._add("silu_mul", (rows, width // 2), gate_up=gate_up)
+        return self._gated("silu_mul", gate_up)
+
+    def gelu_mul(self, gate_up: Value) -> Value:
+        return self._gated("gelu_mul", gate_up)
 
     def add(self, a: Value, b: Value) -> Value:
         _expect(a.shape == b.shape, "add", a, b)
@@ -119,6 +136,9 @@ class Recorder:
 
     def scale(self, x: Value, factor: float) -> Value:
         return self._add("scale", x.shape, x=x, factor=factor)
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        return self._add("soft_cap", x.shape, x=x, cap=cap)
 
     def select(self, x: Value, batch: ForwardBatch) -> Value:
         rows, width = _matrix(x)
@@ -130,6 +150,12 @@ class Recorder:
         vocab, hidden = _matrix(weight)
         _expect(width == hidden, "logits", x, weight)
         return self._add("logits", (rows, vocab), x=x, weight=weight)
+
+    def _gated(self, name: str, gate_up: Value) -> Value:
+        rows, width = _matrix(gate_up)
+        _expect(isinstance(width, int) and width % 2 == 0, name, gate_up)
+        assert isinstance(width, int)
+        return self._add(name, (rows, width // 2), gate_up=gate_up)
 
     def _add(self, name: str, shape: tuple[Dim, ...], **arguments: Argument) -> Value:
         result = Value(f"%{len(self.ops)}", shape)
@@ -196,11 +222,17 @@ def _show(key: str, argument: Argument) -> str:
         case Value() | Linear():
             return " + ".join(map(str, _values(argument)))
         case AttentionSpec():
-            return f"heads={argument.num_heads}/{argument.num_kv_heads}x{argument.head_dim}, scale={argument.scale!r}"
+            return _show_attention(argument)
         case Handle():
             return argument.value
         case _:
             return f"{key}={argument!r}"
+
+
+def _show_attention(spec: AttentionSpec) -> str:
+    shown = f"heads={spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}, scale={spec.scale!r}"
+    further = (("window", spec.window), ("soft_cap", spec.soft_cap), ("rotary_dim", spec.rotary_dim))
+    return "".join([shown, *(f", {name}={value!r}" for name, value in further if value is not None)])
 
 
 def _matrix(value: Value) -> tuple[Dim, Dim]:

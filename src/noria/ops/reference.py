@@ -52,6 +52,14 @@ class TorchTileGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class TorchTiles:
+    """A step's attention, cut for one window."""
+
+    groups: tuple[TorchTileGroup, ...]
+    restore: torch.Tensor | None  # [tokens], or None when the groups' queries are in order already
+
+
+@dataclass(frozen=True, slots=True)
 class TorchBatch:
     """One step's batch on the device: what `B` is for `TorchOps`."""
 
@@ -60,8 +68,8 @@ class TorchBatch:
     head_slots: torch.Tensor  # [tokens * kv_heads]; index into a pool's (block, head, offset) triples
     begun_blocks: torch.Tensor  # [n]; blocks whose first slot is written in this step
     logit_tokens: torch.Tensor  # [logits]
-    groups: tuple[TorchTileGroup, ...]
-    restore: torch.Tensor | None  # [tokens], or None when the groups' queries are in order already
+    source: ForwardBatch
+    tiles: dict[int | None, TorchTiles]  # by window, each made when the first layer of that window comes to it
 
 
 class TorchOps:
@@ -91,9 +99,7 @@ class TorchOps:
         self._num_kv_heads, self._block_size = num_kv_heads, block_size
 
     def batch(self, batch: ForwardBatch) -> TorchBatch:
-        """Moves a batch to the device and cuts its attention into tiles, once for all layers."""
-        plan = plan_tiles(batch, self._block_size, _GROUP_KEYS[self._device.type])
-        in_order = np.array_equal(plan.restore, np.arange(sum(group.tokens.size for group in plan.groups)))
+        """Moves a batch to the device, once for all layers."""
         block, offset = np.divmod(batch.slots.astype(np.int64), self._block_size)
         heads = np.arange(self._num_kv_heads)
         head_slots = (block[:, None] * self._num_kv_heads + heads) * self._block_size + offset[:, None]
@@ -103,13 +109,26 @@ class TorchOps:
             head_slots=self._tensor(head_slots.ravel()),
             begun_blocks=self._tensor(block[offset == 0]),
             logit_tokens=self._tensor(batch.logit_tokens.astype(np.int64)),
-            groups=tuple(map(self._group, plan.groups)),
-            restore=None if in_order else self._tensor(plan.restore),
+            source=batch,
+            tiles={},
         )
 
-    def _group(self, group: TileGroup) -> TorchTileGroup:
+    def _tiles(self, batch: TorchBatch, window: int | None) -> TorchTiles:
+        """The batch's attention in tiles, cut once for all layers of that window."""
+        if window not in batch.tiles:
+            plan = plan_tiles(batch.source, self._block_size, _GROUP_KEYS[self._device.type], window)
+            in_order = np.array_equal(plan.restore, np.arange(sum(group.tokens.size for group in plan.groups)))
+            batch.tiles[window] = TorchTiles(
+                groups=tuple(self._group(group, window) for group in plan.groups),
+                restore=None if in_order else self._tensor(plan.restore),
+            )
+        return batch.tiles[window]
+
+    def _group(self, group: TileGroup, window: int | None) -> TorchTileGroup:
         heads = np.arange(self._num_kv_heads)[:, None]
-        hidden = np.arange(group.blocks.shape[1] * self._block_size) > group.positions[:, None, :, None]
+        keys = group.first_key[:, None] + np.arange(group.blocks.shape[1] * self._block_size)
+        behind = group.positions[:, None, :, None] - keys[:, None, None, :]  # how far: the query's own key 0
+        hidden = (behind < 0) if window is None else (behind < 0) | (behind >= window)
         return TorchTileGroup(
             tokens=self._tensor(group.tokens.ravel()),
             head_blocks=self._tensor((group.blocks[:, None, :] * self._num_kv_heads + heads).ravel()),
@@ -131,18 +150,30 @@ class TorchOps:
         x = x.float()
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
-    def rotary_table(self, inverse_frequencies: torch.Tensor, batch: TorchBatch) -> torch.Tensor:
+    def rotary_table(
+        self, inverse_frequencies: torch.Tensor, batch: TorchBatch, *, factor: float = 1.0
+    ) -> torch.Tensor:
         angles = torch.outer(batch.positions, inverse_frequencies)
-        return torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
 
     def rotary_and_write_kv(
-        self, qkv: torch.Tensor, table: torch.Tensor, layer: int, spec: AttentionSpec, batch: TorchBatch
+        self,
+        qkv: torch.Tensor,
+        table: torch.Tensor | None,
+        layer: int,
+        spec: AttentionSpec,
+        batch: TorchBatch,
+        *,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 0.0,
     ) -> torch.Tensor:
         rotated_heads = spec.num_heads + spec.num_kv_heads
         heads = qkv.view(qkv.shape[0], -1, spec.head_dim)  # [tokens, heads + 2 kv_heads, head_dim]
-        cos, sin = table.unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, head_dim / 2]
-        first, second = heads[:, :rotated_heads].float().chunk(2, dim=-1)
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(self._dtype)
+        q, k = heads[:, :rotated_heads].float().split((spec.num_heads, spec.num_kv_heads), dim=1)
+        q = q if q_norm is None else self.rms_norm(q, q_norm, eps)
+        k = k if k_norm is None else self.rms_norm(k, k_norm, eps)
+        rotated = _rotated(torch.cat((q, k), dim=1), table).to(self._dtype)
         # A padded key has no weight in attention, but 0 * NaN is NaN: what an unwritten slot holds must be finite. So
         # a block is cleared when its first slot is written, and all that anybody reads is the row's own or zero.
         keys, values = rotated[:, spec.num_heads :], heads[:, rotated_heads:]
@@ -152,9 +183,10 @@ class TorchOps:
         return rotated[:, : spec.num_heads].flatten(1)
 
     def paged_attention(self, q: torch.Tensor, layer: int, spec: AttentionSpec, batch: TorchBatch) -> torch.Tensor:
-        results = [self._attend(q, group, layer, spec) for group in batch.groups]
+        tiles = self._tiles(batch, spec.window)
+        results = [self._attend(q, group, layer, spec) for group in tiles.groups]
         result = results[0] if len(results) == 1 else torch.cat(results)
-        return result if batch.restore is None else result.index_select(0, batch.restore)
+        return result if tiles.restore is None else result.index_select(0, tiles.restore)
 
     def _attend(self, q: torch.Tensor, group: TorchTileGroup, layer: int, spec: AttentionSpec) -> torch.Tensor:
         """Attention of one group: [tiles * queries, heads * head_dim]."""
@@ -170,7 +202,11 @@ class TorchOps:
         mask = group.mask  # of a decode it serves all heads as it is
         if queries > 1:
             mask = mask.expand(tiles, shared, queries, keys).reshape(tiles, 1, shared * queries, keys)
-        attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=spec.scale)
+        if spec.soft_cap is None:
+            attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=spec.scale)
+        else:
+            scores = self.soft_cap((folded @ k.transpose(-1, -2)).float() * spec.scale, spec.soft_cap)
+            attended = torch.softmax(scores + mask, dim=-1).to(self._dtype) @ v
         unfolded = attended.view(tiles, kv_heads, shared, queries, spec.head_dim).permute(0, 3, 1, 2, 4)
         return unfolded.reshape(tiles * queries, spec.q_size)
 
@@ -178,11 +214,18 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
+
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + b
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         return x * factor
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return torch.tanh(x / cap) * cap
 
     def select(self, x: torch.Tensor, batch: TorchBatch) -> torch.Tensor:
         return x.index_select(0, batch.logit_tokens)
@@ -202,8 +245,8 @@ class TorchExecutor:
     """Loads a model and runs it op by op. Implements `Executor`.
 
     `dtype` is "float32" or "bfloat16"; `device` as torch names it. `threads` sets torch's intra-op threads for the
-    whole process (None: the cores this process may use). `report(done, total)` is called while loading, in bytes of
-    weights. Raises `OptionError` for a dtype or device that cannot be had, and `ModelError` for the model's faults.
+    whole process (None: the cores this process may use). `max_model_len`: of the longest sequence that will be run
+    (None: the model's own context). `report(done, total)` is called while loading, in bytes of weights. Raises `OptionError` for a dtype or device that cannot be had, and `ModelError` for the model's faults.
     """
 
     sampler: Sampler | None = None
@@ -215,6 +258,7 @@ class TorchExecutor:
         dtype: str,
         device: str = "cpu",
         threads: int | None = None,
+        max_model_len: int | None = None,
         report: Callable[[int, int], None] | None = None,
     ) -> None:
         self._dtype = _dtype(dtype)
@@ -222,10 +266,10 @@ class TorchExecutor:
         torch.set_num_threads(threads or _num_cores())
         architecture = registry.find(model.config.architecture)
         plan = architecture.plan(model)
-        self._config = model.config
-        self._parameters = self._load(model, plan, architecture.constants(model.config), report)
+        self._config = model.config.at_length(max_model_len)
+        self._parameters = self._load(model, plan, architecture.constants(self._config), report)
         self._forward = architecture.forward
-        self._model = architecture.bind(model.config, self._parameters)
+        self._model = architecture.bind(self._config, self._parameters)
         self._ops = TorchOps(self._dtype, self._device)
 
     @property
@@ -285,6 +329,16 @@ class TorchExecutor:
     def _parameter_dtype(self, parameter: Parameter) -> torch.dtype:
         """Norms keep the precision of the float32 stream they act on; what goes into products has theirs."""
         return torch.float32 if parameter.name.endswith("norm.weight") else self._dtype
+
+
+def _rotated(heads: torch.Tensor, table: torch.Tensor | None) -> torch.Tensor:
+    """Heads [tokens, heads, head_dim], of each the first dimensions rotated, as many as the table is wide."""
+    if table is None:
+        return heads
+    cos, sin = table.unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
+    turned, kept = heads.split((table.shape[1], heads.shape[-1] - table.shape[1]), dim=-1)
+    first, second = turned.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, kept), dim=-1)
 
 
 def _read(model: ModelFiles, parameter: Parameter, dtype: torch.dtype) -> torch.Tensor:

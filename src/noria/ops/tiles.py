@@ -30,7 +30,8 @@ class TileGroup:
     """Tiles of one padded shape."""
 
     tokens: Int64Array  # [tiles, queries]; index of each query in the flattened batch; padding repeats the last one
-    positions: Int64Array  # [tiles, queries]; a query sees keys at positions 0 .. its own
+    positions: Int64Array  # [tiles, queries]; a query sees keys at positions up to its own
+    first_key: Int64Array  # [tiles]; the position of the first key gathered
     blocks: Int64Array  # [tiles, blocks]; keys gathered, in order; padding is the null block
 
 
@@ -42,8 +43,11 @@ class TilePlan:
     restore: Int64Array  # [tokens]; where each token's result is among all groups' queries, laid end to end
 
 
-def plan_tiles(batch: ForwardBatch, block_size: int, group_keys: int) -> TilePlan:
-    """Cuts a batch. `group_keys`: how many keys, padding included, one group may gather."""
+def plan_tiles(batch: ForwardBatch, block_size: int, group_keys: int, window: int | None = None) -> TilePlan:
+    """Cuts a batch. `group_keys`: how many keys, padding included, one group may gather.
+
+    `window`: how many keys each query sees; blocks that no query of a tile sees are not gathered.
+    """
     query_start = batch.query_start.astype(np.int64)
     query_len = np.diff(query_start)
     tiles_per_row = -(-query_len // TILE_QUERIES)
@@ -52,7 +56,8 @@ def plan_tiles(batch: ForwardBatch, block_size: int, group_keys: int) -> TilePla
     offset = (np.arange(len(row)) - first_tile[row]) * TILE_QUERIES  # of the tile in its row's new tokens
     length = np.minimum(query_len[row] - offset, TILE_QUERIES)
     position = batch.context_len[row].astype(np.int64) - query_len[row] + offset  # of the tile's first query
-    num_blocks = -(-(position + length) // block_size)
+    first_block = np.maximum(position - (window - 1), 0) // block_size if window else np.zeros_like(position)
+    num_blocks = -(-(position + length) // block_size) - first_block
     padded = 1 << np.ceil(np.log2(length)).astype(np.int64)  # queries, to the next power of two
 
     order = np.lexsort((num_blocks, padded))
@@ -64,8 +69,11 @@ def plan_tiles(batch: ForwardBatch, block_size: int, group_keys: int) -> TilePla
         queries, blocks = int(padded[chosen[0]]), int(num_blocks[chosen[-1]])
         within = np.minimum(np.arange(queries), length[chosen, None] - 1)  # [tiles, queries]
         tokens = query_start[row[chosen], None] + offset[chosen, None] + within
-        table = np.where(np.arange(blocks) < num_blocks[chosen, None], batch.block_table[row[chosen], :blocks], 0)
-        groups.append(TileGroup(tokens, position[chosen, None] + within, table.astype(np.int64)))
+        index = np.minimum(first_block[chosen, None] + np.arange(blocks), batch.block_table.shape[1] - 1)
+        gathered = batch.block_table[row[chosen, None], index]
+        table = np.where(np.arange(blocks) < num_blocks[chosen, None], gathered, 0)
+        first_key = first_block[chosen] * block_size
+        groups.append(TileGroup(tokens, position[chosen, None] + within, first_key, table.astype(np.int64)))
         # Padding repeats a token, with an equal result each time: which of them is restored does not matter.
         restore[tokens.ravel()] = done + np.arange(tokens.size)
         done += tokens.size

@@ -1,151 +1,127 @@
-"""The weight plan of a Llama-shaped decoder, from GGUF or Hugging Face tensor names.
+"""The weight plan of a decoder, from GGUF or Hugging Face tensor names: `plan_decoder`.
 
-Covers every architecture that differs from Llama only in which biases it has (Qwen2 does). Called through
-`noria.models.registry`. Whether there are biases and whether the head is tied is decided from the tensors present.
+Serves every architecture; what differs between them is in `noria.weights.maps`. Called through `noria.models.registry`.
+Whether there are biases and whether the head is tied is decided from the tensors present.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
 
 from noria.errors import UnsupportedError
-from noria.files.model import ModelFiles
+from noria.files.model import ModelConfig, ModelFiles
+from noria.files.rope_config import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS
+from noria.weights.maps import MAPS, Names, WeightMap
 from noria.weights.plan import Parameter, Source, WeightPlan, check_complete, equal_bits
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
-    """How one file format spells the tensors of a decoder; the layer's number goes into `layer`."""
-
-    embedding: str
-    norm: str
-    head: str
-    layer: str
-    attention_norm: str
-    query: str
-    key: str
-    value: str
-    attention_output: str
-    mlp_norm: str
-    gate: str
-    up: str
-    down: str
-    rope_factors: str | None = None
-    ignored: tuple[str, ...] = ()
-
-
-_GGUF = _Names(
-    embedding="token_embd",
-    norm="output_norm",
-    head="output",
-    layer="blk.{}.",
-    attention_norm="attn_norm",
-    query="attn_q",
-    key="attn_k",
-    value="attn_v",
-    attention_output="attn_output",
-    mlp_norm="ffn_norm",
-    gate="ffn_gate",
-    up="ffn_up",
-    down="ffn_down",
-    rope_factors="rope_freqs.weight",
-)
-
-_HUGGINGFACE = _Names(
-    embedding="model.embed_tokens",
-    norm="model.norm",
-    head="lm_head",
-    layer="model.layers.{}.",
-    attention_norm="input_layernorm",
-    query="self_attn.q_proj",
-    key="self_attn.k_proj",
-    value="self_attn.v_proj",
-    attention_output="self_attn.o_proj",
-    mlp_norm="post_attention_layernorm",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    ignored=(r"\.rotary_emb\.inv_freq$",),  # a buffer that old checkpoints saved; computed from the configuration
-)
-
-
-def plan_decoder(files: ModelFiles, *, qkv_bias: bool | None, gguf_interleaved: bool) -> WeightPlan:
-    """The complete, checked plan of a decoder's weights. Raises `ModelFileError` naming file and tensor.
-
-    `qkv_bias`: True where the architecture always has one, None where the file decides. `gguf_interleaved`: whether
-    GGUF files of this architecture store q and k with rotary pairs side by side.
-    """
-    names = _GGUF if files.format == "gguf" else _HUGGINGFACE
-    interleaved = gguf_interleaved and files.format == "gguf"
+def plan_decoder(files: ModelFiles) -> WeightPlan:
+    """The complete, checked plan of a decoder's weights. Raises `ModelFileError` naming file and tensor."""
     config = files.config
     if config.num_heads % config.num_kv_heads:
         raise UnsupportedError(
             f"{files.path}: {config.num_heads} attention heads cannot evenly share {config.num_kv_heads} of keys"
         )
-    parameters = [
-        _parameter("embedding.weight", (f"{names.embedding}.weight", (config.vocab_size, config.hidden_size)))
-    ]
-    for index in range(config.num_layers):
-        parameters += _layer(files, names, index, qkv_bias=qkv_bias, interleaved=interleaved)
-    parameters.append(_parameter("norm.weight", (f"{names.norm}.weight", (config.hidden_size,))))
-    ignored = list(names.ignored)
-    if _head_is_tied(files, names):
-        ignored.append(rf"^{re.escape(names.head)}\.weight$")
-    else:
-        parameters.append(_parameter("head.weight", (f"{names.head}.weight", (config.vocab_size, config.hidden_size))))
-    if config.rope.frequency_factors and names.rope_factors is not None:
-        ignored.append(rf"^{re.escape(names.rope_factors)}$")  # its values have come with the configuration
-    plan = WeightPlan(parameters=tuple(parameters))
-    check_complete(plan, files, ignored=ignored)
-    return plan
+    return _Planner(files, MAPS[config.architecture]).plan()
 
 
-def _layer(
-    files: ModelFiles, names: _Names, index: int, *, qkv_bias: bool | None, interleaved: bool
-) -> list[Parameter]:
-    config = files.config
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    ours, theirs = f"layers.{index}.", names.layer.format(index)
-    q_heads = config.num_heads if interleaved else None
-    kv_heads = config.num_kv_heads if interleaved else None
+class _Planner:
+    def __init__(self, files: ModelFiles, weights: WeightMap) -> None:
+        is_gguf = files.format == "gguf"
+        self._files = files
+        self._config: ModelConfig = files.config
+        self._names: Names = weights.gguf if is_gguf else weights.huggingface
+        self._qkv_bias = weights.qkv_bias
+        self._interleaved = is_gguf and weights.gguf_interleaved
+        self._norm_added = 0.0 if is_gguf else weights.norm_added
 
-    def linear(
-        name: str, *parts: tuple[str, int, int | None], inputs: int, bias: bool | None = None
+    def plan(self) -> WeightPlan:
+        files, config, names = self._files, self._config, self._names
+        vocabulary = (config.vocab_size, config.hidden_size)
+        parameters = [_parameter("embedding.weight", Source(tensor=f"{names.embedding}.weight", shape=vocabulary))]
+        for index in range(config.num_layers):
+            parameters += self._layer(index)
+        parameters.append(self._norm("norm", names.norm, config.hidden_size))
+        ignored = list(names.ignored)
+        if _head_is_tied(files, names):
+            ignored.append(rf"^{re.escape(names.head)}\.weight$")
+        else:
+            parameters.append(_parameter("head.weight", Source(tensor=f"{names.head}.weight", shape=vocabulary)))
+        ignored += [rf"^{re.escape(tensor)}$" for tensor in self._read_with_the_configuration()]
+        plan = WeightPlan(parameters=tuple(parameters))
+        check_complete(plan, files, ignored=ignored)
+        return plan
+
+    def _layer(self, index: int) -> list[Parameter]:
+        config, names = self._config, self._names
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        ours, theirs = f"layers.{index}.", names.layer.format(index)
+
+        qkv: list[tuple[int, int | None]] = [(q_size + 2 * kv_size, None)]
+        if len(names.qkv) == 3:
+            q_heads, kv_heads = (config.num_heads, config.num_kv_heads) if self._interleaved else (None, None)
+            qkv = [(q_size, q_heads), (kv_size, kv_heads), (kv_size, None)]
+        gate_up: list[tuple[int, int | None]] = [(2 * inner // len(names.gate_up), None)] * len(names.gate_up)
+
+        def linear(
+            name: str, tensors: tuple[str, ...], parts: list[tuple[int, int | None]], inputs: int, bias: bool | None = None
+        ) -> list[Parameter]:
+            return self._linear(ours + name, [theirs + tensor for tensor in tensors], parts, inputs, bias)
+
+        def norm(name: str, tensor: str, size: int = hidden) -> Parameter:
+            return self._norm(ours + name, theirs + tensor, size)
+
+        return [
+            norm("attention_norm", names.attention_norm),
+            *linear("qkv", names.qkv, qkv, hidden, self._qkv_bias),
+            *(norm(f"{of}_norm", name, config.head_dim) for of, name in zip("qk", names.head_norms or (), strict=False)),
+            *linear("attention_output", (names.attention_output,), [(hidden, None)], q_size),
+            *(norm("post_attention_norm", name) for name in (names.post_norms or ())[:1]),
+            norm("mlp_norm", names.mlp_norm),
+            *linear("gate_up", names.gate_up, gate_up, hidden),
+            *linear("down", (names.down,), [(hidden, None)], inner),
+            *(norm("post_mlp_norm", name) for name in (names.post_norms or ())[1:]),
+        ]
+
+    def _linear(
+        self, name: str, tensors: list[str], parts: list[tuple[int, int | None]], inputs: int, bias: bool | None
     ) -> list[Parameter]:
-        """Weight, and bias if there is one, of `parts`: (tensor, outputs, interleaved heads)."""
+        """Weight, and bias if there is one, of stacked tensors; of each its outputs and interleaved heads."""
         if bias is None:
-            bias = any(f"{theirs}{part}.bias" in files.tensors for part, _, _ in parts)
+            bias = any(f"{tensor}.bias" in self._files.tensors for tensor in tensors)
         kinds: list[tuple[str, tuple[int, ...]]] = [("weight", (inputs,))]
         if bias:
             kinds.append(("bias", ()))
         return [
-            Parameter(
-                name=f"{ours}{name}.{kind}",
-                sources=tuple(
-                    Source(tensor=f"{theirs}{part}.{kind}", shape=(outputs, *tail), interleaved_heads=heads)
-                    for part, outputs, heads in parts
+            _parameter(
+                f"{name}.{kind}",
+                *(
+                    Source(tensor=f"{tensor}.{kind}", shape=(outputs, *tail), interleaved_heads=heads)
+                    for tensor, (outputs, heads) in zip(tensors, parts, strict=True)
                 ),
             )
             for kind, tail in kinds
         ]
 
-    qkv = ((names.query, q_size, q_heads), (names.key, kv_size, kv_heads), (names.value, kv_size, None))
-    return [
-        _parameter(f"{ours}attention_norm.weight", (f"{theirs}{names.attention_norm}.weight", (hidden,))),
-        *linear("qkv", *qkv, inputs=hidden, bias=qkv_bias),
-        *linear("attention_output", (names.attention_output, hidden, None), inputs=q_size),
-        _parameter(f"{ours}mlp_norm.weight", (f"{theirs}{names.mlp_norm}.weight", (hidden,))),
-        *linear("gate_up", (names.gate, inner, None), (names.up, inner, None), inputs=hidden),
-        *linear("down", (names.down, hidden, None), inputs=inner),
-    ]
+    def _norm(self, name: str, tensor: str, size: int) -> Parameter:
+        source = Source(tensor=f"{tensor}.weight", shape=(size,), added=self._norm_added)
+        return _parameter(f"{name}.weight", source)
+
+    def _read_with_the_configuration(self) -> list[str]:
+        """Tensors of a GGUF file whose values the model has already, in its rope."""
+        if self._files.format != "gguf":
+            return []
+        rope = self._config.rope
+        return [FREQUENCY_FACTORS] * bool(rope.frequency_factors) + [LONG_FACTORS, SHORT_FACTORS] * bool(
+            rope.long_factors
+        )
 
 
-def _head_is_tied(files: ModelFiles, names: _Names) -> bool:
+def _head_is_tied(files: ModelFiles, names: Names) -> bool:
     """Decided from the tensors: no head, or one that merely repeats the embedding of a model that claims to be tied."""
     head, embedding = f"{names.head}.weight", f"{names.embedding}.weight"
     claim = files.config.tie_word_embeddings
@@ -163,6 +139,5 @@ def _head_is_tied(files: ModelFiles, names: _Names) -> bool:
     return False
 
 
-def _parameter(name: str, source: tuple[str, tuple[int, ...]]) -> Parameter:
-    tensor, shape = source
-    return Parameter(name=name, sources=(Source(tensor=tensor, shape=shape),))
+def _parameter(name: str, *sources: Source) -> Parameter:
+    return Parameter(name=name, sources=sources)

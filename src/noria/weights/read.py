@@ -30,9 +30,15 @@ def read_source(files: ModelFiles, source: Source) -> HostTensor:
             f"{files.tensors[source.tensor].file}: tensor {source.tensor} was read with shape "
             f"{list(tensor.data.shape)}, expected {list(source.shape)}"
         )
-    if source.interleaved_heads is None:
-        return tensor
-    return HostTensor(split_halves(tensor.data, source.interleaved_heads), tensor.dtype)
+    if source.interleaved_heads is not None:
+        tensor = HostTensor(split_halves(tensor.data, source.interleaved_heads), tensor.dtype)
+    return HostTensor(_as_float32(tensor) + np.float32(source.added), "float32") if source.added else tensor
+
+
+def _as_float32(tensor: HostTensor) -> npt.NDArray[np.float32]:
+    if tensor.dtype == "bfloat16":
+        return (tensor.data.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(tensor.data, dtype=np.float32)
 
 
 def split_halves(rows: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
