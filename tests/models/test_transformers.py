@@ -145,9 +145,7 @@ def test_logits_equal_transformers(case: str, paged: Callable[..., PagedDriver],
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_tokens_equal_transformers(
-    architecture: str, paged: Callable[..., PagedDriver], tmp_path: Path
-) -> None:
+def test_greedy_tokens_equal_transformers(architecture: str, paged: Callable[..., PagedDriver], tmp_path: Path) -> None:
     """From a prompt shorter than the window and from one that is longer."""
     model = tiny_model(architecture)
     prompts = random_prompts([7, 40])

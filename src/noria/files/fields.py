@@ -37,7 +37,9 @@ class Fields:
 
     def unsupported(self, name: str, supported: str) -> UnsupportedError:
         """The error for a value that means what we do not have."""
-        return UnsupportedError(f"{self.source}: {name} {_short(self.values.get(name))} is not supported; supported: {supported}")
+        return UnsupportedError(
+            f"{self.source}: {name} {_short(self.values.get(name))} is not supported; supported: {supported}"
+        )
 
     def _value(self, name: str, default: Any) -> Any:
         value = self.values.get(name)

@@ -65,9 +65,7 @@ def _json_architecture(fields: Fields) -> ArchitectureFiles:
     found = classes[0] if classes else model_type
     also = f" (model_type {model_type!r})" if classes and model_type else ""
     supported = ", ".join(f"{a.name} ({a.hf_class})" for a in ARCHITECTURES)
-    raise UnsupportedError(
-        f"{fields.source}: architecture {found!r}{also} is not supported; supported are {supported}"
-    )
+    raise UnsupportedError(f"{fields.source}: architecture {found!r}{also} is not supported; supported are {supported}")
 
 
 def _checked(config: ModelConfig, source: str) -> ModelConfig:

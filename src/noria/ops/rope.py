@@ -81,7 +81,9 @@ def _yarn(plain: Float32Array, rope: RopeConfig) -> Float32Array:
 def _factors(rope: RopeConfig, rotary_dim: int) -> Float32Array:
     factors = np.array(rope.frequency_factors, dtype=np.float32)
     if factors.shape != (rotary_dim // 2,) or not (factors > 0).all():
-        raise ModelFileError(f"rope scaling factors: needs {rotary_dim // 2} positive numbers, found {factors.tolist()}")
+        raise ModelFileError(
+            f"rope scaling factors: needs {rotary_dim // 2} positive numbers, found {factors.tolist()}"
+        )
     return factors
 
 

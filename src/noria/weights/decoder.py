@@ -68,7 +68,11 @@ class _Planner:
         gate_up: list[tuple[int, int | None]] = [(2 * inner // len(names.gate_up), None)] * len(names.gate_up)
 
         def linear(
-            name: str, tensors: tuple[str, ...], parts: list[tuple[int, int | None]], inputs: int, bias: bool | None = None
+            name: str,
+            tensors: tuple[str, ...],
+            parts: list[tuple[int, int | None]],
+            inputs: int,
+            bias: bool | None = None,
         ) -> list[Parameter]:
             return self._linear(ours + name, [theirs + tensor for tensor in tensors], parts, inputs, bias)
 
@@ -78,7 +82,10 @@ class _Planner:
         return [
             norm("attention_norm", names.attention_norm),
             *linear("qkv", names.qkv, qkv, hidden, self._qkv_bias),
-            *(norm(f"{of}_norm", name, config.head_dim) for of, name in zip("qk", names.head_norms or (), strict=False)),
+            *(
+                norm(f"{of}_norm", name, config.head_dim)
+                for of, name in zip("qk", names.head_norms or (), strict=False)
+            ),
             *linear("attention_output", (names.attention_output,), [(hidden, None)], q_size),
             *(norm("post_attention_norm", name) for name in (names.post_norms or ())[:1]),
             norm("mlp_norm", names.mlp_norm),

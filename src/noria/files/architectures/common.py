@@ -85,7 +85,9 @@ class ArchitectureFiles:
 # Hugging Face
 
 
-def decoder_from_json(name: str, fields: Fields, *, qkv_bias: bool = False, **different: Unpack[Different]) -> ModelConfig:
+def decoder_from_json(
+    name: str, fields: Fields, *, qkv_bias: bool = False, **different: Unpack[Different]
+) -> ModelConfig:
     """The configuration of architecture `name`. `qkv_bias`: it has these by definition, and no field says so."""
     _refuse_unsupported_json(fields, qkv_bias=qkv_bias)
     hidden_size = fields.positive_int("hidden_size")
