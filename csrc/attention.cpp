@@ -132,17 +132,25 @@ void scatter_values(float* to, int offset, int head_dim, int d, __m512 values) {
 }  // namespace
 
 template <typename T>
-float soften(const float* scores, float scale, int first_key, int position, float& maximum, float* sums, T* weights) {
-  const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  const int num_seen = position + 1 - first_key;
+float soften(const AttentionShape& shape, const float* scores, int first_key, int position, float& maximum, float* sums,
+             T* weights) {
+  const int end = position + 1 - first_key, begin = end - shape.window;  // of the keys in the tile that are seen
+  if (begin >= kTileKeys) {  // It is all before the window: nothing has been seen yet, not even a maximum.
+    for (int g = 0; g < kTileGroups; ++g) store16(weights + g * kGroup, _mm512_setzero_ps());
+    return 1;
+  }
+  float scale = shape.scale;
   __m512 s[kTileGroups];
-  if (num_seen >= kTileKeys) {
-    for (int g = 0; g < kTileGroups; ++g) s[g] = _mm512_loadu_ps(scores + g * kGroup);
-  } else {
-    for (int g = 0; g < kTileGroups; ++g) {
-      const __mmask16 seen = __mmask16((1u << std::clamp(num_seen - g * kGroup, 0, kGroup)) - 1);
-      s[g] = _mm512_mask_loadu_ps(hidden, seen, scores + g * kGroup);
-    }
+  for (int g = 0; g < kTileGroups; ++g) s[g] = _mm512_loadu_ps(scores + g * kGroup);
+  if (shape.soft_cap > 0) {
+    for (int g = 0; g < kTileGroups; ++g) s[g] = soft_cap16(_mm512_mul_ps(s[g], _mm512_set1_ps(scale)), shape.soft_cap);
+    scale = 1;
+  }
+  if (begin > 0 || end < kTileKeys) {
+    const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    const auto keys_before = [](int key, int g) { return (1u << std::clamp(key - g * kGroup, 0, kGroup)) - 1; };
+    for (int g = 0; g < kTileGroups; ++g)
+      s[g] = _mm512_mask_mov_ps(hidden, __mmask16(keys_before(end, g) & ~keys_before(begin, g)), s[g]);
   }
   const __m512 most = _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]));
   const float highest = std::max(maximum, _mm512_reduce_max_ps(most));
@@ -198,8 +206,8 @@ void attend(const AttentionShape& shape, const AttentionItem<T>& item, const Att
       score_rows(n, q, tile, head_dim, score_at);
     }
     for (int r = 0; r < rows; ++r) {
-      decay[r] = soften(scores + size_t(r) * kTileKeys, shape.scale, tile.first_key, item.first_position + r / shared,
-                        maximum[r], weight_sums + size_t(r) * kGroup, weights + size_t(r) * kTileKeys);
+      decay[r] = soften(shape, scores + size_t(r) * kTileKeys, tile.first_key, item.first_position + r / shared, maximum[r],
+                        weight_sums + size_t(r) * kGroup, weights + size_t(r) * kTileKeys);
     }
     for (int r0 = 0; r0 < rows; r0 += kValueRows) {
       const int n = std::min(kValueRows, rows - r0);
@@ -250,7 +258,7 @@ void write_kv(const AttentionShape& shape, T* pool, int64_t slot, const float* k
 template void attend(const AttentionShape&, const AttentionItem<bf16>&, const AttentionItem<bf16>*, float*, SlabsView<bf16>, int);
 template void attend(const AttentionShape&, const AttentionItem<float>&, const AttentionItem<float>*, float*, SlabsView<float>, int);
 template void finish_rows(const AttentionShape&, const AttentionItem<bf16>&, const float*, const float*, SlabsView<bf16>, int);
-template float soften(const float*, float, int, int, float&, float*, bf16*);
+template float soften(const AttentionShape&, const float*, int, int, float&, float*, bf16*);
 template void write_kv(const AttentionShape&, bf16*, int64_t, const float*, const float*);
 template void write_kv(const AttentionShape&, float*, int64_t, const float*, const float*);
 

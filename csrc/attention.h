@@ -8,11 +8,13 @@
 //
 // Keys are taken in tiles of 64 at absolute positions; a tile that a query does not see changes nothing. So a query's
 // result depends on its own position and its row's keys, not on how the row is cut into chunks or where its blocks are.
+// With a window, groups that none of an item's queries sees are not read: their blocks may be somebody else's by then.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "gemm.h"
 
@@ -28,6 +30,9 @@ struct AttentionShape {
   int num_kv_heads;
   int head_dim;  // a multiple of 16
   float scale;
+  int window = std::numeric_limits<int>::max();  // how many keys a query sees, its own the last of them
+  float soft_cap = 0;   // scores become soft_cap * tanh(score / soft_cap); 0: they stay
+  int rotary_dim = 0;   // the first dimensions of a head, which are rotated where there is a table
 
   int shared() const { return num_heads / num_kv_heads; }  // query heads to one of keys and values
   int width() const { return num_heads * head_dim; }
@@ -47,7 +52,9 @@ struct AttentionItem {
   const T* pool;          // the layer's
   int kv_head;
 
-  int num_groups() const { return (first_position + num_queries - 1) / kGroup + 1; }  // that its queries see
+  // Its queries see groups from here on
+  int first_group(const AttentionShape& shape) const { return std::max(first_position + 1 - shape.window, 0) / kGroup; }
+  int num_groups() const { return (first_position + num_queries - 1) / kGroup + 1; }  // to here.
   // Keys of a group; values follow.
   const T* keys(const AttentionShape& shape, int group) const {
     const size_t index = size_t(blocks[group / groups_per_block]) * groups_per_block + group % groups_per_block;
@@ -69,19 +76,23 @@ struct KeyTile {
 // Calls visit(tile) for an item's tiles in order; `following` is what this thread will probably do afterwards, or null.
 template <typename T, typename Visit>
 void walk_tiles(const AttentionShape& shape, const AttentionItem<T>& item, const AttentionItem<T>* following, Visit visit) {
-  const int num_groups = item.num_groups();
+  const auto first_tile = [](int group) { return group / kTileGroups * kTileGroups; };
+  const int num_groups = item.num_groups(), first_group = item.first_group(shape);
+  const int following_group = following == nullptr ? 0 : following->first_group(shape);
   KeyTile<T> tile;
-  for (int first = 0; first < num_groups; first += kTileGroups) {
+  for (int first = first_tile(first_group); first < num_groups; first += kTileGroups) {
     tile.first_key = first * kGroup;
     tile.num_groups = std::min(kTileGroups, num_groups - first);
     const bool is_last = first + kTileGroups >= num_groups;
     const AttentionItem<T>* owner = is_last ? following : &item;
-    const int next_first = is_last ? 0 : first + kTileGroups;
+    const int next_first = is_last ? first_tile(following_group) : first + kTileGroups;
+    const int next_seen = is_last ? following_group : first_group;
     for (int g = 0; g < tile.num_groups; ++g) {
-      tile.keys[g] = item.keys(shape, first + g);
+      // A group before the window stands for itself in no way: the first one in it is read instead, and hidden.
+      tile.keys[g] = item.keys(shape, std::max(first + g, first_group));
       tile.values[g] = tile.keys[g] + shape.part_elements();
       const bool has_next = owner != nullptr && next_first + g < owner->num_groups();
-      tile.next_keys[g] = has_next ? owner->keys(shape, next_first + g) : tile.keys[g];
+      tile.next_keys[g] = has_next ? owner->keys(shape, std::max(next_first + g, next_seen)) : tile.keys[g];
       tile.next_values[g] = tile.next_keys[g] + shape.part_elements();
     }
     visit(tile);
@@ -104,10 +115,12 @@ template <typename T>
 void finish_rows(const AttentionShape& shape, const AttentionItem<T>& item, const float* sums, const float* weight_sums,
                  SlabsView<T> out, int first_row);
 
-// Turns a row's scores of one tile, times `scale`, into weights, hiding keys behind `position`; updates the running maximum
-// (of scores) and the 16 sums (of weights, every 16th key's). Returns by what everything before is to be multiplied: mostly exactly 1.
+// Turns a row's scores of one tile into weights, hiding keys that the query at `position` does not see; updates the running
+// maximum (of scores) and the 16 sums (of weights, every 16th key's). Returns by what everything before is to be multiplied:
+// mostly exactly 1.
 template <typename T>
-float soften(const float* scores, float scale, int first_key, int position, float& maximum, float* sums, T* weights);
+float soften(const AttentionShape& shape, const float* scores, int first_key, int position, float& maximum, float* sums,
+             T* weights);
 
 // Bytes / 4 that `attend` needs of scratch for that many queries.
 size_t attention_scratch_floats(const AttentionShape& shape, int num_queries);

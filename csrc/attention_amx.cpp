@@ -164,7 +164,7 @@ void attend_amx(const AttentionShape& shape, const AttentionItem<bf16>& item, co
       score_tile(q + row * head_dim, head_dim, tile, t == 0, scores + row * kTileKeys);
     }
     for (int r = 0; r < rows; ++r) {
-      const float decay = soften(scores + size_t(r) * kTileKeys, shape.scale, tile.first_key, item.first_position + r / shared,
+      const float decay = soften(shape, scores + size_t(r) * kTileKeys, tile.first_key, item.first_position + r / shared,
                                  maximum[r], weight_sums + size_t(r) * kGroup, weights + size_t(r) * kTileKeys);
       if (decay != 1.0f) scale_row(sums + size_t(r) * head_dim, head_dim, decay);
     }

@@ -21,6 +21,12 @@ namespace {
 
 struct Shape {
   int hidden, intermediate, heads, kv_heads, head_dim, vocabulary, layers;
+  // With these it is not Llama any more: a window, capped scores, partial rotation, norms of heads, GELU, norms of what is
+  // added, a scaled embedding and head.
+  int window = 0;
+  bool is_further() const { return window > 0; }
+  int rotary_dim() const { return is_further() ? head_dim / 2 : head_dim; }
+  static constexpr float kSoftCap = 2, kScale = 0.5f;
   int qkv() const { return (heads + 2 * kv_heads) * head_dim; }
   int q() const { return heads * head_dim; }
 };
@@ -30,7 +36,7 @@ using Vector = std::vector<float>;
 struct Weights {
   Vector embedding, frequencies, last_norm;
   struct Layer {
-    Vector norm1, qkv, bias, output, norm2, gate_up, down;
+    Vector norm1, qkv, bias, output, norm2, gate_up, down, q_norm, k_norm, post_norm;
   };
   std::vector<Layer> layers;
 };
@@ -46,7 +52,7 @@ Weights random_weights(const Shape& s, std::mt19937& random) {
   Weights w;
   w.embedding = random_vector(size_t(s.vocabulary) * s.hidden, 0, 1, random);
   w.last_norm = random_vector(s.hidden, 1, 0.2f, random);
-  for (int i = 0; i < s.head_dim / 2; ++i) w.frequencies.push_back(std::pow(10000.0f, -2.0f * i / s.head_dim));
+  for (int i = 0; i < s.rotary_dim() / 2; ++i) w.frequencies.push_back(std::pow(10000.0f, -2.0f * i / s.rotary_dim()));
   for (int layer = 0; layer < s.layers; ++layer) {
     w.layers.push_back({random_vector(s.hidden, 1, 0.2f, random),
                         random_vector(size_t(s.qkv()) * s.hidden, 0, 0.1f, random),
@@ -54,7 +60,10 @@ Weights random_weights(const Shape& s, std::mt19937& random) {
                         random_vector(size_t(s.hidden) * s.q(), 0, 0.1f, random),
                         random_vector(s.hidden, 1, 0.2f, random),
                         random_vector(size_t(2) * s.intermediate * s.hidden, 0, 0.1f, random),
-                        random_vector(size_t(s.hidden) * s.intermediate, 0, 0.1f, random)});
+                        random_vector(size_t(s.hidden) * s.intermediate, 0, 0.1f, random),
+                        random_vector(s.head_dim, 1, 0.2f, random),
+                        random_vector(s.head_dim, 1, 0.2f, random),
+                        random_vector(s.hidden, 1, 0.2f, random)});
   }
   return w;
 }
@@ -81,23 +90,39 @@ Operation operation(Kind kind, int input, int output, int weight) {
 template <typename T>
 std::unique_ptr<Executor<T>> build(const Shape& s, const Weights& w, int threads, GemmKernel<T> kernel) {
   auto executor = std::make_unique<Executor<T>>(threads, kernel);
-  const int table = executor->add_rows(s.head_dim), x = executor->add_rows(s.hidden), qkv = executor->add_rows(s.qkv());
+  const int table = executor->add_rows(s.rotary_dim()), x = executor->add_rows(s.hidden), qkv = executor->add_rows(s.qkv());
   const int logits = executor->add_rows(s.vocabulary), attended = executor->add_slabs(s.q());
   const int normed = executor->add_slabs(s.hidden), q = executor->add_slabs(s.q()), wide = executor->add_slabs(s.intermediate);
-  const int attention = executor->add_attention({s.heads, s.kv_heads, s.head_dim, 1.0f / std::sqrt(float(s.head_dim))});
+  const int branch = executor->add_rows(s.hidden);
+  AttentionShape shape{s.heads, s.kv_heads, s.head_dim, 1.0f / std::sqrt(float(s.head_dim))};
+  shape.rotary_dim = s.rotary_dim();
+  if (s.is_further()) {
+    shape.window = s.window;
+    shape.soft_cap = Shape::kSoftCap;
+  }
+  const int attention = executor->add_attention(shape);
   const int embedding = matrix(*executor, s.vocabulary, s.hidden, w.embedding);
   executor->add_operation(operation(Kind::kRotaryTable, -1, table, executor->add_vector(w.frequencies)));
-  executor->add_operation(operation(Kind::kEmbedding, -1, x, embedding));
+  Operation embed = operation(Kind::kEmbedding, -1, x, embedding);
+  if (s.is_further()) embed.factor = Shape::kScale;
+  executor->add_operation(embed);
   for (int i = 0; i < s.layers; ++i) {
     const auto& layer = w.layers[i];
     const auto norm = [&](const Vector& weight) {
       Operation op = operation(Kind::kNorm, x, normed, executor->add_vector(weight));
-      op.number = 1e-5f;
+      op.epsilon = 1e-5f;
       executor->add_operation(op);
     };
     const auto product = [&](int input, int output, int weight, Epilogue epilogue) {
       Operation op = operation(Kind::kProduct, input, output, weight);
       op.epilogue = epilogue;
+      executor->add_operation(op);
+    };
+    const auto add = [&](int input, int weight) {
+      if (!s.is_further()) return product(input, x, weight, Epilogue::kAdd);
+      product(input, branch, weight, Epilogue::kStore);
+      Operation op = operation(Kind::kNormAdd, branch, x, executor->add_vector(layer.post_norm));
+      op.epsilon = 1e-5f;
       executor->add_operation(op);
     };
     norm(layer.norm1);
@@ -108,22 +133,32 @@ std::unique_ptr<Executor<T>> build(const Shape& s, const Weights& w, int threads
     rotary.table = table;
     rotary.layer = i;
     rotary.attention = attention;
+    if (s.is_further()) {
+      rotary.q_norm = executor->add_vector(layer.q_norm);
+      rotary.k_norm = executor->add_vector(layer.k_norm);
+      rotary.epsilon = 1e-5f;
+    }
     executor->add_operation(rotary);
     Operation attend = operation(Kind::kAttention, q, attended, -1);
     attend.layer = i;
     attend.attention = attention;
     executor->add_operation(attend);
-    product(attended, x, matrix(*executor, s.hidden, s.q(), layer.output), Epilogue::kAdd);
+    add(attended, matrix(*executor, s.hidden, s.q(), layer.output));
     norm(layer.norm2);
-    product(normed, wide, matrix(*executor, 2 * s.intermediate, s.hidden, layer.gate_up, true), Epilogue::kSiluMul);
-    product(wide, x, matrix(*executor, s.hidden, s.intermediate, layer.down), Epilogue::kAdd);
+    product(normed, wide, matrix(*executor, 2 * s.intermediate, s.hidden, layer.gate_up, true),
+            s.is_further() ? Epilogue::kGeluMul : Epilogue::kSiluMul);
+    add(wide, matrix(*executor, s.hidden, s.intermediate, layer.down));
   }
   Operation last = operation(Kind::kNorm, x, normed, executor->add_vector(w.last_norm));
-  last.number = 1e-5f;
+  last.epsilon = 1e-5f;
   last.selects = last.on_logit_rows = true;
   executor->add_operation(last);
   Operation head = operation(Kind::kProduct, normed, logits, embedding);
   head.on_logit_rows = true;
+  if (s.is_further()) {
+    head.factor = Shape::kScale;
+    head.soft_cap = Shape::kSoftCap;
+  }
   executor->add_operation(head);
   return executor;
 }
@@ -131,9 +166,11 @@ std::unique_ptr<Executor<T>> build(const Shape& s, const Weights& w, int threads
 using Prompts = std::vector<std::vector<int>>;
 using Logits = std::vector<std::vector<Vector>>;  // [prompt][position][vocabulary]
 
-// Runs prompts side by side, each by its own chunks, in shuffled blocks; logits of every position.
+// Runs prompts side by side, each by its own chunks, in shuffled blocks; logits of every position. Blocks that are before
+// the window (of all layers) of a row's first query are none of its own any more: their numbers lead out of all memory.
 template <typename T>
-Logits run(Executor<T>& executor, const Prompts& prompts, const std::vector<int>& chunks, int block_size, unsigned seed) {
+Logits run(Executor<T>& executor, const Prompts& prompts, const std::vector<int>& chunks, int block_size, unsigned seed,
+           int window = 0) {
   int num_blocks = 0;
   for (const auto& prompt : prompts) num_blocks += (int(prompt.size()) + block_size - 1) / block_size;
   executor.allocate_kv(int(executor.num_layers()), num_blocks, block_size, 0);
@@ -174,6 +211,10 @@ Logits run(Executor<T>& executor, const Prompts& prompts, const std::vector<int>
     const Batch batch{int(tokens.size()), int(active.size()), int(wanted.size()), int(width), tokens.data(),
                       positions.data(), slots.data(), starts.data(), lengths.data(), table.data(), wanted.data()};
     executor.check(batch);
+    for (size_t row = 0; row < active.size(); ++row) {
+      const int first_seen = window == 0 ? 0 : std::max(positions[starts[row]] + 1 - window, 0);
+      std::fill_n(table.begin() + row * width, first_seen / block_size, INT32_MAX);
+    }
     const float* logits = executor.run(batch);
     for (size_t row = 0; row < active.size(); ++row)
       for (int t = starts[row]; t < starts[row + 1]; ++t)
@@ -199,23 +240,35 @@ Doubles naive_product(const Doubles& x, const Vector& weight, int outputs) {
   return result;
 }
 
+double naive_cap(double x) { return Shape::kSoftCap * std::tanh(x / Shape::kSoftCap); }
+
 std::vector<Doubles> naive(const Shape& s, const Weights& w, const std::vector<int>& tokens) {
   std::vector<Doubles> x;
   for (int token : tokens)
     x.emplace_back(w.embedding.begin() + size_t(token) * s.hidden, w.embedding.begin() + size_t(token + 1) * s.hidden);
+  if (s.is_further())
+    for (Doubles& row : x)
+      for (double& value : row) value *= Shape::kScale;
   for (const auto& layer : w.layers) {
     std::vector<Doubles> rows;
     for (size_t t = 0; t < tokens.size(); ++t) {
       Doubles row = naive_product(naive_norm(x[t], layer.norm1), layer.qkv, s.qkv());
       for (int i = 0; i < s.qkv(); ++i) row[i] += layer.bias[i];
-      for (int head = 0; head < s.heads + s.kv_heads; ++head)
-        for (int i = 0; i < s.head_dim / 2; ++i) {
+      const int half = s.rotary_dim() / 2;
+      for (int head = 0; head < s.heads + s.kv_heads; ++head) {
+        const auto begin = row.begin() + head * s.head_dim, end = begin + s.head_dim;
+        if (s.is_further()) {
+          const Doubles normed = naive_norm(Doubles(begin, end), head < s.heads ? layer.q_norm : layer.k_norm);
+          std::copy(normed.begin(), normed.end(), begin);
+        }
+        for (int i = 0; i < half; ++i) {
           double& a = row[head * s.head_dim + i];
-          double& b = row[head * s.head_dim + s.head_dim / 2 + i];
+          double& b = row[head * s.head_dim + half + i];
           const double angle = double(t) * w.frequencies[i], c = std::cos(angle), d = std::sin(angle), old = a;
           a = old * c - b * d;
           b = b * c + old * d;
         }
+      }
       rows.push_back(row);
     }
     for (size_t t = 0; t < tokens.size(); ++t) {
@@ -223,29 +276,42 @@ std::vector<Doubles> naive(const Shape& s, const Weights& w, const std::vector<i
       for (int head = 0; head < s.heads; ++head) {
         const int kv = head / (s.heads / s.kv_heads);
         const size_t k0 = size_t(s.heads + kv) * s.head_dim, v0 = k0 + size_t(s.kv_heads) * s.head_dim;
-        Doubles weight(t + 1);
+        const size_t first = s.is_further() ? size_t(std::max(int(t) + 1 - s.window, 0)) : 0;
+        Doubles weight(t + 1 - first);
         double most = -1e300, sum = 0;
-        for (size_t u = 0; u <= t; ++u) {
+        for (size_t u = first; u <= t; ++u) {
           double dot = 0;
           for (int d = 0; d < s.head_dim; ++d) dot += rows[t][head * s.head_dim + d] * rows[u][k0 + d];
-          weight[u] = dot / std::sqrt(double(s.head_dim));
-          most = std::max(most, weight[u]);
+          double& score = weight[u - first] = dot / std::sqrt(double(s.head_dim));
+          if (s.is_further()) score = naive_cap(score);
+          most = std::max(most, score);
         }
         for (double& value : weight) sum += value = std::exp(value - most);
-        for (size_t u = 0; u <= t; ++u)
-          for (int d = 0; d < s.head_dim; ++d) attended[head * s.head_dim + d] += weight[u] / sum * rows[u][v0 + d];
+        for (size_t u = first; u <= t; ++u)
+          for (int d = 0; d < s.head_dim; ++d)
+            attended[head * s.head_dim + d] += weight[u - first] / sum * rows[u][v0 + d];
       }
-      const Doubles output = naive_product(attended, layer.output, s.hidden);
-      for (int i = 0; i < s.hidden; ++i) x[t][i] += output[i];
+      const auto add = [&](const Doubles& branch) {
+        const Doubles added = s.is_further() ? naive_norm(branch, layer.post_norm) : branch;
+        for (int i = 0; i < s.hidden; ++i) x[t][i] += added[i];
+      };
+      add(naive_product(attended, layer.output, s.hidden));
       const Doubles both = naive_product(naive_norm(x[t], layer.norm2), layer.gate_up, 2 * s.intermediate);
       Doubles inner(s.intermediate);
-      for (int i = 0; i < s.intermediate; ++i) inner[i] = both[i] / (1 + std::exp(-both[i])) * both[s.intermediate + i];
-      const Doubles down = naive_product(inner, layer.down, s.hidden);
-      for (int i = 0; i < s.hidden; ++i) x[t][i] += down[i];
+      for (int i = 0; i < s.intermediate; ++i) {
+        const double gate = both[i], cubic = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+        const double gated = s.is_further() ? gate / 2 * (1 + std::tanh(cubic)) : gate / (1 + std::exp(-gate));
+        inner[i] = gated * both[s.intermediate + i];
+      }
+      add(naive_product(inner, layer.down, s.hidden));
     }
   }
   std::vector<Doubles> logits;
-  for (const Doubles& row : x) logits.push_back(naive_product(naive_norm(row, w.last_norm), w.embedding, s.vocabulary));
+  for (const Doubles& row : x) {
+    logits.push_back(naive_product(naive_norm(row, w.last_norm), w.embedding, s.vocabulary));
+    if (s.is_further())
+      for (double& logit : logits.back()) logit = naive_cap(logit * Shape::kScale);
+  }
   return logits;
 }
 
@@ -262,19 +328,19 @@ void check_shape(const Shape& s, GemmKernel<T> kernel, double tolerance) {
   std::mt19937 random(s.hidden + s.intermediate);
   const Weights weights = random_weights(s, random);
   Prompts prompts;
-  for (int length : {1, 5, 16, 17, 40, 66}) {
+  for (int length : {1, 5, 16, 17, 40, s.is_further() ? 150 : 66}) {
     std::vector<int> prompt(length);
     for (int& token : prompt) token = int(random() % s.vocabulary);
     prompts.push_back(prompt);
   }
   auto one = build<T>(s, weights, 1, kernel), three = build<T>(s, weights, 3, kernel);
-  const Logits expected = run(*one, prompts, {100}, 16, 1);
-  expect(run(*one, prompts, {1}, 16, 2) == expected, "token by token");
-  expect(run(*three, prompts, {100}, 16, 3) == expected, "three threads");
-  expect(run(*three, prompts, {7, 16, 3, 33}, 16, 4) == expected, "chunks");
-  expect(run(*three, prompts, {9}, 32, 5) == expected, "blocks of 32");
+  const Logits expected = run(*one, prompts, {200}, 16, 1, s.window);
+  expect(run(*one, prompts, {1}, 16, 2, s.window) == expected, "token by token");
+  expect(run(*three, prompts, {200}, 16, 3, s.window) == expected, "three threads");
+  expect(run(*three, prompts, {7, 16, 3, 33}, 16, 4, s.window) == expected, "chunks");
+  expect(run(*three, prompts, {9}, 32, 5, s.window) == expected, "blocks of 32");
   for (size_t i = 0; i < prompts.size(); ++i)
-    expect(run(*one, {prompts[i]}, {100}, 16, 6)[0] == expected[i], "alone");
+    expect(run(*one, {prompts[i]}, {200}, 16, 6, s.window)[0] == expected[i], "alone");
   for (size_t i = 0; i < prompts.size(); ++i) {
     const auto exact = naive(s, weights, prompts[i]);
     double worst = 0;
@@ -462,7 +528,8 @@ int main() {
   }
   check_encodings();
   check_interleaved_heads();
-  const std::vector<Shape> shapes = {{64, 96, 4, 2, 16, 61, 2}, {72, 112, 3, 1, 32, 77, 1}, {96, 80, 6, 2, 64, 40, 1}};
+  const std::vector<Shape> shapes = {{64, 96, 4, 2, 16, 61, 2}, {72, 112, 3, 1, 32, 77, 1},     {96, 80, 6, 2, 64, 40, 1},
+                                     {48, 64, 4, 2, 32, 50, 2, 9}, {64, 48, 2, 1, 256, 40, 1, 37}};
   for (const Shape& shape : shapes) {
     check_shape<float>(shape, float_kernel(), 2e-4);
     check_shape<bf16>(shape, bf16_kernel(Isa::kAvx512), 0.4);

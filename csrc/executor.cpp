@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
-#include <cmath>
 #include <stdexcept>
 
 #include "numbers.h"
@@ -26,9 +26,9 @@ int chunk_bytes() {
 
 Kind kind_of(const std::string& name) {
   static const std::pair<const char*, Kind> kinds[] = {
-      {"embedding", Kind::kEmbedding}, {"norm", Kind::kNorm},
-      {"product", Kind::kProduct},     {"rotary_table", Kind::kRotaryTable},
-      {"rotary", Kind::kRotary},       {"attention", Kind::kAttention}};
+      {"embedding", Kind::kEmbedding},       {"norm", Kind::kNorm},     {"norm_add", Kind::kNormAdd},
+      {"product", Kind::kProduct},           {"rotary", Kind::kRotary}, {"attention", Kind::kAttention},
+      {"rotary_table", Kind::kRotaryTable}};
   for (const auto& [known, kind] : kinds)
     if (name == known) return kind;
   throw std::invalid_argument("no operation is called " + name);
@@ -38,6 +38,7 @@ Epilogue epilogue_of(const std::string& name) {
   if (name == "store") return Epilogue::kStore;
   if (name == "add") return Epilogue::kAdd;
   if (name == "silu_mul") return Epilogue::kSiluMul;
+  if (name == "gelu_mul") return Epilogue::kGeluMul;
   throw std::invalid_argument("no epilogue is called " + name);
 }
 
@@ -68,14 +69,6 @@ int Executor<T>::packed_row(const Matrix& matrix, int row) const {
   if (!matrix.interleave) return row;
   const int half = matrix.outputs / 2, within = row % half;
   return within / 16 * kPanel + within % 16 + (row < half ? 0 : 16);
-}
-
-template <typename T>
-size_t Executor<T>::packed_index(const Matrix& matrix, int row, int k) const {
-  const size_t panel = size_t(row / kPanel) * kPanel * matrix.num_slabs * kSlab;
-  const int column = row % kPanel;
-  if constexpr (sizeof(T) == 2) return panel + size_t(k / 2) * kPanel * 2 + column * 2 + k % 2;
-  return panel + size_t(k) * kPanel + column;
 }
 
 template <typename T>
@@ -141,7 +134,12 @@ int Executor<T>::add_slabs(int width) {
 
 template <typename T>
 int Executor<T>::add_attention(AttentionShape shape) {
-  if (!shapes_.empty()) throw std::invalid_argument("all layers attend with heads of one shape");
+  const auto heads = [](const AttentionShape& s) { return std::array{s.num_heads, s.num_kv_heads, s.head_dim}; };
+  if (!shapes_.empty() && heads(shapes_[0]) != heads(shape))
+    throw std::invalid_argument("all layers attend with as many heads of one size");
+  if (shape.window < 1) throw std::invalid_argument("a window has one key at least");
+  if (shape.rotary_dim % 2 || shape.rotary_dim > shape.head_dim)
+    throw std::invalid_argument("dimensions are rotated in pairs, at most those of a head");
   if (shape.head_dim % 16 || shape.head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim must be a multiple of 16, at most 256");
   if (shape.num_heads % shape.num_kv_heads) throw std::invalid_argument("heads must share key/value heads evenly");
   shapes_.push_back(shape);
@@ -280,6 +278,8 @@ void Executor<T>::execute(const Operation& op, size_t index, int thread) {
       return share(rows, kRowsPerTurn, [&](int b, int e) { embedding(op, b, e); });
     case Kind::kNorm:
       return share(rows, kRowsPerTurn, [&](int b, int e) { norm(op, b, e); });
+    case Kind::kNormAdd:
+      return share(rows, kRowsPerTurn, [&](int b, int e) { norm_add(op, b, e); });
     case Kind::kRotaryTable:
       return share(rows, kRowsPerTurn, [&](int b, int e) { rotary_table(op, b, e); });
     case Kind::kRotary:
@@ -294,43 +294,6 @@ void Executor<T>::execute(const Operation& op, size_t index, int thread) {
       share(cut.num_chunks * cut.panels, 1, [&](int b, int) { product(op, cut, b, scratch_[thread].data(), before); });
       if (before.executor != nullptr) finish_rows(before, 0, before.rows);
       return;
-    }
-  }
-}
-
-template <typename T>
-void Executor<T>::embedding(const Operation& op, int begin, int end) {
-  const Matrix& matrix = *matrices_[op.weight];
-  Rows& out = rows_[op.output];
-  for (int row = begin; row < end; ++row) {
-    float* to = out.data() + size_t(row) * out.width;
-    const T* from = matrix.data.data();
-    for (int k = 0; k < matrix.inputs; ++k) to[k] = to_float(from[packed_index(matrix, batch_->token_ids[row], k)]);
-  }
-}
-
-// rows -> slabs: x / sqrt(mean(x^2) + eps) * weight
-template <typename T>
-void Executor<T>::norm(const Operation& op, int begin, int end) {
-  const Rows& in = rows_[op.input];
-  const SlabsView<T> out = view(op.output, row_count(op));
-  const std::vector<float>& weight = vectors_[op.weight];
-  const int width = in.width;
-  for (int row = begin; row < end; ++row) {
-    const float* x = in.data() + size_t(op.selects ? batch_->logit_tokens[row] : row) * width;
-    __m512 squares = _mm512_setzero_ps();
-    for (int k = 0; k < width; k += 16) {
-      const __mmask16 mask = width - k >= 16 ? 0xFFFF : (1u << (width - k)) - 1;
-      const __m512 v = _mm512_maskz_loadu_ps(mask, x + k);
-      squares = _mm512_fmadd_ps(v, v, squares);
-    }
-    const float factor = 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + op.number);
-    const __m512 factors = _mm512_set1_ps(factor);
-    for (int k = 0; k < int(padded(width)); k += 16) {
-      const int left = width - k;
-      const __mmask16 mask = left >= 16 ? 0xFFFF : left > 0 ? (1u << left) - 1 : 0;
-      const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + k), factors);
-      store16(out.at(row, k), _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, weight.data() + k)));
     }
   }
 }
@@ -390,94 +353,6 @@ void Executor<T>::product(const Operation& op, const Blocking& cut, int item, fl
         finish_rows(block, 0, rows);
       }
     }
-  }
-}
-
-// What becomes of a block's sums.
-template <typename T>
-void Executor<T>::finish_rows(const Block& block, int begin, int end) {
-  const Operation& op = *block.op;
-  const Matrix& matrix = *block.matrix;
-  const int panel = block.panel;
-  __m512 bias_low = _mm512_setzero_ps(), bias_high = bias_low;
-  if (!matrix.bias.empty()) {
-    bias_low = _mm512_loadu_ps(matrix.bias.data() + panel * kPanel);
-    bias_high = _mm512_loadu_ps(matrix.bias.data() + panel * kPanel + 16);
-  }
-  if (op.epilogue == Epilogue::kSiluMul) {
-    const SlabsView<T> out = view(op.output, block.num_rows);
-    const int column = panel * 16, width = slabs_[op.output].width;
-    const int left = width - column;
-    const __mmask16 mask = left >= 16 ? 0xFFFF : (1u << left) - 1;
-    const bool is_last_half = column % kSlab == 0 && column + 16 >= width;
-    for (int r = begin; r < end; ++r) {
-      const __m512 gate = _mm512_add_ps(_mm512_loadu_ps(block.sums + r * kPanel), bias_low);
-      const __m512 up = _mm512_add_ps(_mm512_loadu_ps(block.sums + r * kPanel + 16), bias_high);
-      const __m512 one = _mm512_set1_ps(1.0f);
-      const __m512 sigmoid = _mm512_div_ps(one, _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), gate))));
-      T* to = out.at(block.first_row + r, column);
-      store16(to, _mm512_maskz_mov_ps(mask, _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), up)));
-      if (is_last_half) store16(to + 16, _mm512_setzero_ps());
-    }
-    return;
-  }
-  Rows& out = rows_[op.output];
-  const int column = panel * kPanel, left = matrix.outputs - column;
-  const __mmask16 low = left >= 16 ? 0xFFFF : (1u << left) - 1;
-  const __mmask16 high = left >= 32 ? 0xFFFF : left > 16 ? (1u << (left - 16)) - 1 : 0;
-  for (int r = begin; r < end; ++r) {
-    float* to = out.data() + size_t(block.first_row + r) * out.width + column;
-    __m512 y0 = _mm512_add_ps(_mm512_loadu_ps(block.sums + r * kPanel), bias_low);
-    __m512 y1 = _mm512_add_ps(_mm512_loadu_ps(block.sums + r * kPanel + 16), bias_high);
-    if (op.epilogue == Epilogue::kAdd) {
-      y0 = _mm512_add_ps(_mm512_maskz_loadu_ps(low, to), y0);
-      y1 = _mm512_add_ps(_mm512_maskz_loadu_ps(high, to + 16), y1);
-    }
-    _mm512_mask_storeu_ps(to, low, y0);
-    _mm512_mask_storeu_ps(to + 16, high, y1);
-  }
-}
-
-// rows: cosines, then sines, of position x frequency
-template <typename T>
-void Executor<T>::rotary_table(const Operation& op, int begin, int end) {
-  const std::vector<float>& frequencies = vectors_[op.weight];
-  const int half = int(frequencies.size());
-  Rows& out = rows_[op.output];
-  for (int row = begin; row < end; ++row) {
-    float* to = out.data() + size_t(row) * out.width;
-    for (int i = 0; i < half; ++i) {
-      const float angle = float(batch_->positions[row]) * frequencies[i];
-      to[i] = std::cos(angle);
-      to[half + i] = std::sin(angle);
-    }
-  }
-}
-
-// rows [q | k | v] -> rotated q in T, row by row in a slabs buffer; k and v into their slots.
-template <typename T>
-void Executor<T>::rotary(const Operation& op, int begin, int end) {
-  const AttentionShape& shape = shapes_[op.attention];
-  const int head_dim = shape.head_dim, half = head_dim / 2;
-  const int q_size = shape.num_heads * head_dim, kv_size = shape.num_kv_heads * head_dim;
-  Rows& in = rows_[op.input];
-  T* q = slabs_[op.output].data.data();
-  for (int row = begin; row < end; ++row) {
-    float* x = in.data() + size_t(row) * in.width;
-    const float* table = rows_[op.table].data() + size_t(row) * head_dim;
-    for (int head = 0; head < shape.num_heads + shape.num_kv_heads; ++head) {
-      float* first = x + head * head_dim;
-      float* second = first + half;
-      for (int i = 0; i < half; i += 16) {
-        const __mmask16 mask = half - i >= 16 ? 0xFFFF : (1u << (half - i)) - 1;
-        const __m512 a = _mm512_maskz_loadu_ps(mask, first + i), b = _mm512_maskz_loadu_ps(mask, second + i);
-        const __m512 c = _mm512_maskz_loadu_ps(mask, table + i), s = _mm512_maskz_loadu_ps(mask, table + half + i);
-        _mm512_mask_storeu_ps(first + i, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
-        _mm512_mask_storeu_ps(second + i, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
-      }
-    }
-    for (int i = 0; i < q_size; i += 16) store16(q + size_t(row) * q_size + i, _mm512_loadu_ps(x + i));
-    write_kv(shape, pools_[op.layer].data(), batch_->slots[row], x + q_size, x + q_size + kv_size);
   }
 }
 

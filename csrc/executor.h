@@ -45,19 +45,22 @@ struct EncodedRows {
   }
 };
 
-enum class Epilogue { kStore, kAdd, kSiluMul };
+enum class Epilogue { kStore, kAdd, kSiluMul, kGeluMul };
 
-enum class Kind { kEmbedding, kNorm, kProduct, kRotaryTable, kRotary, kAttention };
+enum class Kind { kEmbedding, kNorm, kNormAdd, kProduct, kRotaryTable, kRotary, kAttention };
 
 struct Operation {
   Kind kind;
   int input = -1;       // buffer: rows or slabs, as the kind wants
-  int table = -1;       // kRotary: the rows that kRotaryTable made
+  int table = -1;       // kRotary: the rows that kRotaryTable made; none: no rotation
   int output = -1;
   int weight = -1;      // matrix or vector
   int layer = -1;
   int attention = -1;   // index of a shape
-  float number = 0;     // epsilon, or a factor
+  int q_norm = -1, k_norm = -1;  // kRotary: vectors, of norms of each head before it is rotated
+  float epsilon = 0;    // of norms
+  float factor = 1;     // of what an embedding or a product gives, before it is added, and of a rotary table
+  float soft_cap = 0;   // kProduct that stores: soft_cap * tanh(y / soft_cap); 0: y as it is
   Epilogue epilogue = Epilogue::kStore;
   bool selects = false;      // kNorm: takes only the rows whose logits are wanted
   bool on_logit_rows = false;  // has as many rows as logits are wanted, not as there are tokens
@@ -160,17 +163,26 @@ class Executor {
   int padded_rows(int rows) const { return (rows + kernel_.row_multiple - 1) / kernel_.row_multiple * kernel_.row_multiple; }
   SlabsView<T> view(int slabs, int rows) { return {slabs_[slabs].data.data(), size_t(padded_rows(rows)) * kSlab}; }
   void pack_rows(Matrix& matrix, int first_row, int num_rows, const float* values);
-  size_t packed_index(const Matrix& matrix, int packed_row, int k) const;
+  size_t packed_index(const Matrix& matrix, int packed_row, int k) const {
+    const size_t panel = size_t(packed_row / kPanel) * kPanel * matrix.num_slabs * kSlab;
+    const int column = packed_row % kPanel;
+    if constexpr (sizeof(T) == 2) return panel + size_t(k / 2) * kPanel * 2 + column * 2 + k % 2;
+    return panel + size_t(k) * kPanel + column;
+  }
   int packed_row(const Matrix& matrix, int row) const;
 
   Blocking blocking(const Operation& op) const;
   void prepare(const Batch& batch);
   void work(int thread);
   void execute(const Operation& op, size_t index, int thread);
+  // Those that look at one row at a time are in operations.cpp.
   void embedding(const Operation& op, int begin, int end);
   void norm(const Operation& op, int begin, int end);
+  void norm_add(const Operation& op, int begin, int end);
   void product(const Operation& op, const Blocking& blocking, int item, float* scratch, Block& before);
   void finish_rows(const Block& block, int begin, int end);
+  template <typename Activation>
+  void finish_gated(const Block& block, int begin, int end, Activation activation);
   void rotary_table(const Operation& op, int begin, int end);
   void rotary(const Operation& op, int begin, int end);
   AttentionItem<T> attention_item(const Operation& op, const Item& item) const;

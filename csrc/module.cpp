@@ -158,12 +158,20 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
       .def("add_vector", &E::add_vector)
       .def("add_rows", &E::add_rows, "width"_a)
       .def("add_slabs", &E::add_slabs, "width"_a)
-      .def("add_attention", [](E& self, int num_heads, int num_kv_heads, int head_dim, float scale) {
-             return self.add_attention({num_heads, num_kv_heads, head_dim, scale});
-           })
+      .def("add_attention", [](E& self, int num_heads, int num_kv_heads, int head_dim, float scale,
+                               std::optional<int> window, std::optional<float> soft_cap, std::optional<int> rotary_dim) {
+             AttentionShape shape{num_heads, num_kv_heads, head_dim, scale};
+             shape.window = window.value_or(shape.window);
+             shape.soft_cap = soft_cap.value_or(shape.soft_cap);
+             shape.rotary_dim = rotary_dim.value_or(head_dim);
+             return self.add_attention(shape);
+           },
+           "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a = nb::none(), "soft_cap"_a = nb::none(),
+           "rotary_dim"_a = nb::none())
       .def("add_operation", [](E& self, const std::string& kind, int input, int table, int output, int weight,
-                               int layer, int attention, float number, const std::string& epilogue, bool selects,
-                               bool on_logit_rows, const std::string& label) {
+                               int layer, int attention, int q_norm, int k_norm, float epsilon, float factor,
+                               float soft_cap, const std::string& epilogue, bool selects, bool on_logit_rows,
+                               const std::string& label) {
              Operation op;
              op.kind = kind_of(kind);
              op.input = input;
@@ -172,7 +180,11 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
              op.weight = weight;
              op.layer = layer;
              op.attention = attention;
-             op.number = number;
+             op.q_norm = q_norm;
+             op.k_norm = k_norm;
+             op.epsilon = epsilon;
+             op.factor = factor;
+             op.soft_cap = soft_cap;
              op.epilogue = epilogue_of(epilogue);
              op.selects = selects;
              op.on_logit_rows = on_logit_rows;
@@ -180,8 +192,8 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
              self.add_operation(std::move(op));
            },
            "kind"_a, "input"_a = -1, "table"_a = -1, "output"_a = -1, "weight"_a = -1, "layer"_a = -1,
-           "attention"_a = -1, "number"_a = 0.0f, "epilogue"_a = "store", "selects"_a = false,
-           "on_logit_rows"_a = false, "label"_a = "")
+           "attention"_a = -1, "q_norm"_a = -1, "k_norm"_a = -1, "epsilon"_a = 0.0f, "factor"_a = 1.0f,
+           "soft_cap"_a = 0.0f, "epilogue"_a = "store", "selects"_a = false, "on_logit_rows"_a = false, "label"_a = "")
       .def("allocate_kv", &E::allocate_kv, "num_layers"_a, "num_blocks"_a, "block_size"_a, "attention"_a)
       .def("touch_kv", &E::touch_kv, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward<T>)

@@ -105,6 +105,42 @@ inline __m512 rough_exp16(__m512 x) {
   return _mm512_maskz_scalef_ps(counts, p, n);
 }
 
+// To about 4 units in the last place; NaN for NaN.
+inline __m512 tanh16(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f), size = _mm512_abs_ps(x);
+  const __m512 t = exp16(_mm512_mul_ps(size, _mm512_set1_ps(-2.0f)));
+  const __m512 large = _mm512_div_ps(_mm512_sub_ps(one, t), _mm512_add_ps(one, t));
+  // Where 1 - t would lose what x has: its series, whose next term is below a tenth of a unit.
+  const __m512 square = _mm512_mul_ps(x, x);
+  __m512 p = _mm512_set1_ps(2.18694885e-2f);
+  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(-5.39682540e-2f));
+  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(1.33333333e-1f));
+  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(-3.33333333e-1f));
+  const __m512 small = _mm512_fmadd_ps(_mm512_mul_ps(size, square), p, size);
+  const __mmask16 is_small = _mm512_cmp_ps_mask(size, _mm512_set1_ps(0.25f), _CMP_LT_OQ);
+  const __m512 sign = _mm512_and_ps(x, _mm512_set1_ps(-0.0f));
+  return _mm512_or_ps(_mm512_mask_mov_ps(large, is_small, small), sign);
+}
+
+inline __m512 soft_cap16(__m512 x, float cap) {
+  const __m512 caps = _mm512_set1_ps(cap);
+  return _mm512_mul_ps(tanh16(_mm512_div_ps(x, caps)), caps);
+}
+
+inline __m512 sigmoid16(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  return _mm512_div_ps(one, _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
+
+inline __m512 silu16(__m512 x) { return _mm512_mul_ps(x, sigmoid16(x)); }
+
+// In its tanh form, x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3), which is x * sigmoid(2 u).
+inline __m512 gelu16(__m512 x) {
+  const __m512 cubic = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f), _mm512_set1_ps(1.0f));
+  const __m512 u = _mm512_mul_ps(_mm512_mul_ps(x, cubic), _mm512_set1_ps(1.59576912f));
+  return _mm512_mul_ps(x, sigmoid16(u));
+}
+
 template <typename T>
 inline __m512 softmax16(__m512 x) {
   if constexpr (sizeof(T) == 2) return rough_exp16(x);

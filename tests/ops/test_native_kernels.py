@@ -7,36 +7,28 @@ whole models, in steps of mixed chunks and decodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.support import PagedDriver, agreement, pack, random_prompts, tiny_model
 from noria.files.sources import open_model
-from noria.models.decoder import Outputs
 from noria.ops.base import AttentionSpec, Linear
-from noria.ops.lowering import Lowered, lower
 from noria.ops.native import NativeExecutor, why_unavailable
-from noria.ops.record import Program, record, run
-from noria.ops.reference import TorchExecutor, TorchOps
-from noria.runner.executor import Float32Array, ForwardBatch
+from noria.ops.reference import TorchExecutor
+from ops.native_cases import VOCAB, Case, batches_of, by_native, check, numbers, one_step, rounded, unit
 
 if reason := why_unavailable():
     pytest.skip(reason, allow_module_level=True)
 
 from noria.ops import _native
 
-VOCAB = 61
-NO_ATTENTION = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=16, scale=1.0)
-"""The KV memory of programs that use none: an executor always has some."""
 DRAWN = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 widths = st.integers(4, 150)
@@ -49,125 +41,24 @@ specs = st.builds(
     st.integers(1, 7),
     st.integers(1, 8),
 )
+windows = st.sampled_from([None, 1, 7, 16, 33, 64, 100])
+further_specs = st.builds(
+    lambda spec, large, window, soft_cap, pairs: replace(
+        spec,
+        head_dim=256 if large else spec.head_dim,
+        window=window,
+        soft_cap=soft_cap,
+        rotary_dim=None if pairs is None else 2 * min(pairs, spec.head_dim // 2),
+    ),
+    specs,
+    st.booleans(),
+    windows,
+    st.sampled_from([None, 0.7, 20.0]),
+    st.sampled_from([None, 1, 8, 13, 24]),
+)
+"""With all that an attention may have; heads of 256 are the largest."""
 row_shapes = st.lists(st.tuples(st.integers(0, 150), st.integers(1, 70)), min_size=1, max_size=9)
 """Of each row: tokens computed before, tokens to run."""
-
-
-@dataclass
-class Case:
-    """A program of one operation: its forward function, its weights, and the steps that it runs."""
-
-    forward: Callable[[Any, dict[str, Any], Any], Any]
-    weights: dict[str, Float32Array]
-    spec: AttentionSpec | None = None
-    batches: list[ForwardBatch] = field(default_factory=list)
-    num_blocks: int = 1
-    block_size: int = 16
-
-    def program(self) -> Program:
-        shapes = {name: value.shape for name, value in self.weights.items()}
-        return record(lambda *call: Outputs(logits=self.forward(*call)), dict, shapes, self.batches[0])
-
-
-def rounded(x: Float32Array, dtype: str) -> Float32Array:
-    """As the weights are kept, so that only the computation can differ."""
-    return torch.from_numpy(x).bfloat16().float().numpy() if dtype != "float32" else x
-
-
-def numbers(seed: int, *shape: int, scale: float = 1.0) -> Float32Array:
-    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
-
-
-def batches_of(rows: list[tuple[int, int]], block_size: int, seed: int, wanted: str) -> tuple[list[ForwardBatch], int]:
-    """A step that computes what rows have behind them, if they do, and the step in question; blocks lie anywhere."""
-    rng = np.random.default_rng(seed)
-    counts = [-(-(before + new) // block_size) for before, new in rows]
-    free = rng.permutation(np.arange(1, sum(counts) + 4)).tolist()
-    tables = [[free.pop() for _ in range(count)] for count in counts]
-    tokens = [rng.integers(0, VOCAB, before + new).tolist() for before, new in rows]
-    begun = [(t[:before], 0, table) for t, (before, _), table in zip(tokens, rows, tables, strict=True) if before]
-    steps = [pack(begun, block_size, wanted="all")] if begun else []
-    whole = [(t, before, table) for t, (before, _), table in zip(tokens, rows, tables, strict=True)]
-    return [*steps, pack(whole, block_size, wanted=wanted)], sum(counts) + 3
-
-
-def by_native(case: Case, dtype: str, threads: int) -> Float32Array:
-    make = _native.ExecutorF32 if dtype == "float32" else _native.ExecutorBF16
-    executor = make(threads, dtype == "bfloat16 on AMX")
-    spec = case.spec or NO_ATTENTION
-    executor.add_attention(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale)
-    _build(executor, lower(case.program()), case.weights)
-    executor.allocate_kv(1, case.num_blocks, case.block_size, 0)
-    for batch in case.batches:
-        result = executor.forward(
-            batch.token_ids, batch.positions, batch.slots, batch.query_start, batch.context_len, batch.block_table,
-            batch.logit_tokens,
-        )  # fmt: skip
-    return result.copy()
-
-
-def _build(executor: Any, lowered: Lowered, weights: dict[str, Float32Array]) -> None:
-    for width in lowered.widths["rows"]:
-        executor.add_rows(width)
-    for width in lowered.widths["slabs"]:
-        executor.add_slabs(width)
-    for op in lowered.operations:
-        weight = -1
-        if op.weight is not None and op.kind in ("embedding", "product"):
-            weight = executor.begin_matrix(*weights[op.weight].shape, op.epilogue == "silu_mul")
-            data = weights[op.weight]
-            executor.fill_matrix(weight, 0, data.view(np.uint8), "F32", 0, 0, len(data))
-            if op.bias is not None:
-                executor.set_bias(weight, weights[op.bias].tolist())
-        elif op.weight is not None:
-            weight = executor.add_vector(weights[op.weight].tolist())
-        executor.add_operation(
-            op.kind,
-            input=-1 if op.input is None else op.input.number,
-            table=-1 if op.table is None else op.table.number,
-            output=op.output.number,
-            weight=weight,
-            layer=-1 if op.layer is None else op.layer,
-            attention=-1 if op.attention is None else 0,
-            number=op.number,
-            epilogue=op.epilogue,
-            selects=op.selects,
-            on_logit_rows=op.on_logit_rows,
-        )
-
-
-def by_reference(case: Case) -> Float32Array:
-    ops = TorchOps(torch.float32, torch.device("cpu"))
-    spec = case.spec or NO_ATTENTION
-    ops.allocate_kv(1, case.num_blocks, case.block_size, spec.num_kv_heads, spec.head_dim)
-    weights = {name: torch.from_numpy(value) for name, value in case.weights.items()}
-    for batch in case.batches:
-        with torch.inference_mode():
-            result = run(case.program(), ops, weights, ops.batch(batch))["logits"]
-    return result.numpy()
-
-
-def check(case: Case, dtype: str, threads: int) -> None:
-    """float32 may differ by the order of sums; bfloat16 rounds inputs of products, keys, values and weights of keys."""
-    expected, found = by_reference(case), by_native(case, dtype, threads)
-    assert found.shape == expected.shape
-    if dtype == "float32":
-        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
-    else:
-        size = np.sqrt(np.square(expected).mean()) + 1e-6
-        assert np.abs(found - expected).max() < 0.06 * max(size, np.abs(expected).max())
-        assert np.sqrt(np.square(found - expected).mean()) < 0.008 * size
-
-
-def one_step(case: Case, rows: list[tuple[int, int]], seed: int, wanted: str) -> Case:
-    """For operations that look at one token at a time: only the step in question is run."""
-    batches, case.num_blocks = batches_of(rows, case.block_size, seed, wanted)
-    case.batches = batches[-1:]
-    return case
-
-
-def unit(width: int) -> Float32Array:
-    return np.eye(width, dtype=np.float32)
 
 
 @DRAWN
@@ -220,6 +111,55 @@ def test_products_and_their_last_steps(
 
 
 @DRAWN
+@given(widths, row_shapes, dtypes, st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 99))
+def test_scaled_products_post_norms_and_soft_caps(
+    width: int,
+    rows: list[tuple[int, int]],
+    dtype: str,
+    has_bias: bool,
+    is_capped: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    """A scaled embedding, scaled products that are stored and added, an added norm, scaled and capped scores."""
+    weights = {
+        "e": rounded(numbers(seed, VOCAB, width), dtype),
+        "n": numbers(seed + 1, width),
+        "gate_up": rounded(numbers(seed + 2, 2 * width, width, scale=width**-0.5), dtype),
+        "w": rounded(numbers(seed + 3, width, width, scale=width**-0.5), dtype),
+        "b": numbers(seed + 4, width),
+        "head": rounded(numbers(seed + 5, VOCAB, width, scale=width**-0.5), dtype),
+    }
+
+    def linear(w: dict[str, Any]) -> Any:
+        return Linear(w["w"], w["b"] if has_bias else None)
+
+    def stores(ops: Any, w: dict[str, Any], batch: Any) -> Any:
+        x = ops.rms_norm(
+            ops.scale(ops.embedding(w["e"], batch), 3.5), w["n"], 1.0
+        )  # an eps that a scale is seen beside
+        return ops.scale(ops.linear(x, linear(w)), 0.3)
+
+    def adds(ops: Any, w: dict[str, Any], batch: Any) -> Any:
+        x = ops.scale(ops.embedding(w["e"], batch), 3.5)
+        gated = ops.gelu_mul(ops.linear(ops.rms_norm(x, w["n"], 1e-5), Linear(w["gate_up"], None)))
+        return ops.add(x, ops.scale(ops.linear(gated, linear(w)), 0.3))
+
+    def adds_a_norm(ops: Any, w: dict[str, Any], batch: Any) -> Any:
+        x = ops.embedding(w["e"], batch)
+        branch = ops.linear(ops.rms_norm(x, w["n"], 1e-5), linear(w))
+        return ops.add(x, ops.rms_norm(branch, w["n"], 0.1))
+
+    def scores(ops: Any, w: dict[str, Any], batch: Any) -> Any:
+        x = ops.rms_norm(ops.embedding(w["e"], batch), w["n"], 1e-5)
+        logits = ops.scale(ops.logits(x, w["head"]), 2.5)
+        return ops.soft_cap(logits, 3.0) if is_capped else logits
+
+    for forward in (stores, adds, adds_a_norm, scores):
+        check(one_step(Case(forward, weights), rows, seed, "all"), dtype, threads)
+
+
+@DRAWN
 @given(specs, row_shapes, dtypes, st.sampled_from([16, 32, 48, 64]), st.integers(1, 3), st.integers(0, 99))
 def test_rotation_and_attention(
     spec: AttentionSpec, rows: list[tuple[int, int]], dtype: str, block_size: int, threads: int, seed: int
@@ -242,6 +182,70 @@ def test_rotation_and_attention(
 
     batches, num_blocks = batches_of(rows, block_size, seed, "all")
     check(Case(forward, weights, spec, batches, num_blocks, block_size), dtype, threads)
+
+
+@DRAWN
+@given(
+    further_specs, row_shapes, dtypes, st.sampled_from([16, 32, 48]), st.booleans(), st.booleans(), st.integers(1, 3),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_normed_heads_partial_rotation_windows_and_soft_caps(
+    spec: AttentionSpec,
+    rows: list[tuple[int, int]],
+    dtype: str,
+    block_size: int,
+    is_normed: bool,
+    is_rotated: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    weights = {
+        "e": rounded(numbers(seed, VOCAB, spec.qkv_size), dtype),
+        "u": unit(spec.q_size),
+        "f": (10_000.0 ** -np.linspace(0, 1, spec.rotated // 2, endpoint=False)).astype(np.float32),
+        "q_norm": numbers(seed + 1, spec.head_dim),
+        "k_norm": numbers(seed + 2, spec.head_dim),
+    }
+
+    def forward(ops: Any, w: dict[str, Any], batch: Any) -> Any:
+        table = ops.rotary_table(w["f"], batch, factor=1.2) if is_rotated else None
+        norms = {"q_norm": w["q_norm"], "k_norm": w["k_norm"], "eps": 0.1} if is_normed else {}
+        q = ops.rotary_and_write_kv(ops.embedding(w["e"], batch), table, 0, spec, batch, **norms)
+        return ops.linear(ops.paged_attention(q, 0, spec, batch), Linear(w["u"], None))
+
+    batches, num_blocks = batches_of(rows, block_size, seed, "all")
+    check(Case(forward, weights, spec, batches, num_blocks, block_size), dtype, threads)
+
+
+@settings(DRAWN, max_examples=20)
+@given(specs, windows, windows, row_shapes, dtypes, st.integers(1, 3), st.integers(0, 99))
+def test_layers_that_differ_in_window_and_rotation(
+    spec: AttentionSpec,
+    first: int | None,
+    second: int | None,
+    rows: list[tuple[int, int]],
+    dtype: str,
+    threads: int,
+    seed: int,
+) -> None:
+    weights = {
+        "e": rounded(numbers(seed, VOCAB, spec.qkv_size), dtype),
+        "u": rounded(numbers(seed + 1, spec.qkv_size, spec.q_size, scale=spec.q_size**-0.5), dtype),
+        "f": (100.0 ** -np.linspace(0, 1, spec.head_dim // 2, endpoint=False)).astype(np.float32),
+        "g": (10_000.0 ** -np.linspace(0, 1, spec.head_dim // 2, endpoint=False)).astype(np.float32),
+    }
+
+    def forward(ops: Any, w: dict[str, Any], batch: Any) -> Any:
+        tables = [ops.rotary_table(w["f"], batch), ops.rotary_table(w["g"], batch)]
+        x = ops.embedding(w["e"], batch)
+        for layer, window in enumerate((first, second)):
+            own = replace(spec, window=window)
+            q = ops.rotary_and_write_kv(x, tables[layer], layer, own, batch)
+            x = ops.linear(ops.paged_attention(q, layer, own, batch), Linear(w["u"], None))
+        return x
+
+    batches, num_blocks = batches_of(rows, 16, seed, "all")
+    check(Case(forward, weights, spec, batches, num_blocks, num_layers=2), dtype, threads)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -32,7 +32,16 @@ class _Executor:
     def add_vector(self, values: list[float]) -> int: ...
     def add_rows(self, width: int) -> int: ...
     def add_slabs(self, width: int) -> int: ...
-    def add_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float) -> int: ...
+    def add_attention(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        rotary_dim: int | None = None,
+    ) -> int: ...
     def add_operation(
         self,
         kind: str,
@@ -42,7 +51,11 @@ class _Executor:
         weight: int = -1,
         layer: int = -1,
         attention: int = -1,
-        number: float = 0.0,
+        q_norm: int = -1,
+        k_norm: int = -1,
+        epsilon: float = 0.0,
+        factor: float = 1.0,
+        soft_cap: float = 0.0,
         epilogue: str = "store",
         selects: bool = False,
         on_logit_rows: bool = False,

@@ -20,7 +20,7 @@ from noria.errors import OptionError
 from noria.files.model import ModelConfig, ModelFiles, RawTensor
 from noria.models import registry
 from noria.ops.base import AttentionSpec
-from noria.ops.lowering import Buffer, Lowered, Operation, lower
+from noria.ops.lowering import GATES, Buffer, Lowered, Operation, lower
 from noria.ops.native_sampler import NativeSampler
 from noria.ops.record import record
 from noria.runner.executor import Float32Array, ForwardBatch
@@ -176,7 +176,11 @@ class _Builder:
                 weight=self._weight(op),
                 layer=-1 if op.layer is None else op.layer,
                 attention=self._attention(op.attention),
-                number=op.number,
+                q_norm=self._vector(op.q_norm),
+                k_norm=self._vector(op.k_norm),
+                epsilon=op.epsilon,
+                factor=op.factor,
+                soft_cap=op.soft_cap,
                 epilogue=op.epilogue,
                 selects=op.selects,
                 on_logit_rows=op.on_logit_rows,
@@ -184,13 +188,16 @@ class _Builder:
             )
 
     def _weight(self, op: Operation) -> int:
-        if op.weight is None:
+        if op.weight is not None and op.kind in ("embedding", "product"):
+            return self._matrix(op.weight, op.bias, interleave=op.epilogue in GATES)
+        return self._vector(op.weight)
+
+    def _vector(self, name: str | None) -> int:
+        if name is None:
             return -1
-        if op.kind in ("embedding", "product"):
-            return self._matrix(op.weight, op.bias, interleave=op.epilogue == "silu_mul")
-        if op.weight not in self._vectors:
-            self._vectors[op.weight] = self._native.add_vector(self._read_vector(op.weight).tolist())
-        return self._vectors[op.weight]
+        if name not in self._vectors:
+            self._vectors[name] = self._native.add_vector(self._read_vector(name).tolist())
+        return self._vectors[name]
 
     def _matrix(self, name: str, bias: str | None, *, interleave: bool) -> int:
         key = (name, interleave)  # an embedding that is the head as well is packed once
@@ -248,8 +255,9 @@ class _Builder:
             return -1
         if spec not in self._attentions:
             self._attentions[spec] = self._native.add_attention(
-                spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale
-            )
+                spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale,
+                window=spec.window, soft_cap=spec.soft_cap, rotary_dim=spec.rotary_dim,
+            )  # fmt: skip
         return self._attentions[spec]
 
 

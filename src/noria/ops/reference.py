@@ -192,7 +192,7 @@ class TorchOps:
     ) -> torch.Tensor:
         rotated_heads = spec.num_heads + spec.num_kv_heads
         heads = qkv.view(qkv.shape[0], -1, spec.head_dim)  # [tokens, heads + 2 kv_heads, head_dim]
-        q, k = heads[:, :rotated_heads].float().split((spec.num_heads, spec.num_kv_heads), dim=1)
+        q, k = heads[:, : spec.num_heads].float(), heads[:, spec.num_heads : rotated_heads].float()
         q = q if q_norm is None else self.rms_norm(q, q_norm, eps)
         k = k if k_norm is None else self.rms_norm(k, k_norm, eps)
         rotated = _rotated(torch.cat((q, k), dim=1), table).to(self._dtype)
@@ -369,7 +369,7 @@ def _rotated(heads: torch.Tensor, table: torch.Tensor | None) -> torch.Tensor:
     if table is None:
         return heads
     cos, sin = table.unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
-    turned, kept = heads.split((table.shape[1], heads.shape[-1] - table.shape[1]), dim=-1)
+    turned, kept = heads[..., : table.shape[1]], heads[..., table.shape[1] :]
     first, second = turned.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, kept), dim=-1)
 
