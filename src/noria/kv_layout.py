@@ -14,9 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Lengths = TypeVar("Lengths", int, "npt.NDArray[np.int32]")
 
 
-def columns_behind(window: int, num_computed: int, block_size: int) -> int:
+def columns_behind(window: int, num_computed: Lengths, block_size: int) -> Lengths:
     """How many leading columns no query from position `num_computed` on reads any more (none if not above 0).
 
     A query at position p reads keys p - window + 1 .. p. Also for arrays of numpy.

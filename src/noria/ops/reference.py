@@ -82,7 +82,7 @@ class TorchOps:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
-        # For each layer of a group: [num_blocks + 1, kv_heads, block_size, head_dim]. Heads come before offsets, so that gathering
+        # For each layer of a group: [num_blocks + 1, kv_heads, block_size, head_dim]. Heads before offsets: gathering
         # (block, head) pairs gives each head's keys as one dense matrix.
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []

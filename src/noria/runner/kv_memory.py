@@ -2,8 +2,8 @@
 
 Called by `noria.assembly` once at start-up, after the weights are loaded; nothing is allocated here. The rule: the
 smaller of half of the free memory and `max_num_seqs` full-length sequences, unless the options name a size.
-`max_model_len` is then lowered to what the pool can hold, so that a request that is accepted fits when it is alone. What
-a sequence takes is `KVLayout`'s to say, here and in the scheduler.
+`max_model_len` is then lowered to what the pool can hold, so that a request that is accepted fits when it is alone.
+What a sequence takes is `KVLayout`'s to say, here and in the scheduler.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ def size_kv_pool(
 ) -> KvPoolSize:
     """The KV pool for a model whose context is `model_max_len` tokens, `kv_bytes_per_token` for each in a block.
 
-    `kv_windows`: of its groups of layers; there is a block for each. `free_bytes` is what is free after the weights. Raises `OptionError` when options exclude each other, when an
-    explicit `max_model_len` is more than the model supports, or when not even one block has room.
+    `kv_windows`: of its groups of layers; there is a block for each. `free_bytes` is what is free after the weights.
+    Raises `OptionError` when options exclude each other, when an explicit `max_model_len` is more than the model
+    supports, or when there is no room for one block of each group.
     """
     wanted_len = _wanted_len(options, model_max_len)
     block_bytes = options.block_size * kv_bytes_per_token
     layout = KVLayout(options.block_size, kv_windows, options.max_num_batched_tokens)
     num_blocks, reason = _num_blocks(options, layout, wanted_len, block_bytes, free_bytes)
     max_model_len = layout.longest(num_blocks, wanted_len)
-    if 0 < num_blocks and not max_model_len:
+    if num_blocks > 0 and not max_model_len:
         raise OptionError(
             f"the KV pool of {num_blocks} blocks has no room for a token in each of the model's {layout.num_groups} "
             f"groups of layers; raise num_kv_blocks or kv_cache_memory_bytes"
@@ -114,7 +115,8 @@ def _explain(
             f"{layout.num_groups - num_full} with a window of {windows} tokens)"
         )
     parts = [
-        f"KV pool: {num_blocks:,} blocks x {options.block_size} tokens{tokens}, {format_bytes(pool_bytes)}, from {reason}",
+        f"KV pool: {num_blocks:,} blocks x {options.block_size} tokens{tokens}, {format_bytes(pool_bytes)}, "
+        f"from {reason}",
         f"room for {full_length:,} full-length sequence{'s' if full_length != 1 else ''} of {max_model_len:,} tokens",
     ]
     if max_model_len < wanted_len:

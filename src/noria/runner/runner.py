@@ -35,8 +35,8 @@ _NOTHING_ALLOWED = "allowed_token_ids, bad_words and min_tokens together allow n
 class ModelRunner:
     """Runs plans on an executor, whose KV pool it allocates.
 
-    `num_blocks` does not count the null block. `windows`: of the executor's groups of layers. `vocab_size`, when given, bounds the token ids that may reach the
-    executor from the first step on; without it only negative ids are refused.
+    `num_blocks` does not count the null block. `windows`: of the executor's groups. `vocab_size`, when given, bounds
+    the token ids that may reach the executor from the first step on; without it only negative ids are refused.
     """
 
     def __init__(
