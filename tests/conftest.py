@@ -7,6 +7,7 @@ makes torch and transformers unimportable for the whole run.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -74,3 +75,12 @@ def qwen_hf_directory(qwen_path: Path) -> Path:
     from support.models import hf_directory
 
     return hf_directory(qwen_path)
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    """Gemma 3 270M as GGUF: `$NORIA_TEST_GEMMA_GGUF`. For tests marked `full`."""
+    named = os.environ.get("NORIA_TEST_GEMMA_GGUF")
+    if named is None:
+        pytest.skip("NORIA_TEST_GEMMA_GGUF does not name a GGUF file of Gemma 3 270M")
+    return Path(named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from noria.errors import ModelError, ModelFileError, UnsupportedError
 from noria.files.model import ModelConfig, RopeConfig
 from noria.files.model_config import config_from_gguf, config_from_json
 
+YARN = {
+    "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32.0, "truncate": 1.0,
+}  # fmt: skip
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 ABSENT = object()
 
@@ -70,7 +74,7 @@ def test_architecture(names: dict[str, Any], expected: str) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+        {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
         {"architectures": ["LlamaForSequenceClassification"]},
         {"architectures": ["LlamaForCausalLM"], "model_type": "qwen2"},
         {"architectures": [], "model_type": "gpt2"},
@@ -79,8 +83,13 @@ def test_architecture(names: dict[str, Any], expected: str) -> None:
 def test_other_architectures_are_unsupported(names: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match=r"supported are llama \(LlamaForCausalLM\), qwen2"):
         from_json(**names)
-    with pytest.raises(UnsupportedError, match=r"'gemma3' is not supported; supported are llama"):
-        from_gguf(architecture="gemma3")
+
+
+def test_other_gguf_architectures_are_unsupported() -> None:
+    """Mistral is among them: its GGUF files say llama."""
+    for architecture in ("gemma", "mistral", "qwen3moe"):
+        with pytest.raises(UnsupportedError, match=rf"'{architecture}' is not supported; supported are llama, qwen2"):
+            from_gguf(architecture=architecture)
 
 
 ROPE = [
@@ -105,6 +114,29 @@ ROPE = [
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 7.0} | LLAMA3},
         RopeConfig(theta=7.0, scaling="llama3", parameters=LLAMA3),
     ),
+    (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+        RopeConfig(theta=50_000.0, scaling="yarn", parameters=YARN, attention_factor=0.1 * math.log(4) + 1),
+    ),
+    (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+                          "beta_fast": 8, "beta_slow": 2, "truncate": False, "attention_factor": 0.5}},
+        RopeConfig(theta=50_000.0, scaling="yarn", attention_factor=0.5,
+                   parameters=YARN | {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": 0.0}),
+    ),
+    (  # DeepSeek's: of two magnitudes the quotient
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+                          "mscale": 2.0, "mscale_all_dim": 1.0}},
+        RopeConfig(theta=50_000.0, scaling="yarn", parameters=YARN,
+                   attention_factor=(0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1)),
+    ),
+    (
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [3, 4],
+                          "original_max_position_embeddings": 32}},
+        RopeConfig(theta=50_000.0, scaling="longrope", parameters={"original_max_position_embeddings": 32.0},
+                   short_factors=(1.0, 2.0), long_factors=(3.0, 4.0),
+                   attention_factor=math.sqrt(1 + math.log(4) / math.log(32))),
+    ),
     (  # transformers' fallback for the original length is the model's own
         {"rope_scaling": {"rope_type": "llama3"} | LLAMA3 | {"original_max_position_embeddings": None}},
         RopeConfig(theta=50_000.0, scaling="llama3", parameters=LLAMA3 | {"original_max_position_embeddings": 128.0}),
@@ -121,17 +153,20 @@ def test_rope_spellings(changes: dict[str, Any], expected: RopeConfig) -> None:
     ("changes", "field"),
     [
         (
-            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
-            "type 'yarn' is not supported; supported: none (default), linear",
+            {"rope_scaling": {"type": "proportional", "factor": 2.0}},
+            "type 'proportional' is not supported; supported: none (default), linear",
         ),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type 'dynamic' is not supported: its frequencies follow the length of the text, but keys in the",
+        ),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
         ({"quantization_config": {"quant_method": "awq"}}, "method 'awq'); supported are F32, F16 and BF16"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu, swish, gelu_pytorch_tanh"),
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"num_local_experts": 8}, "num_local_experts"),
@@ -171,6 +206,15 @@ def test_json_field_missing_or_wrong(name: str, value: Any) -> None:
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "rope_scaling: field 'low_freq_factor' is missing"),
         ({"rope_scaling": {"type": "llama3"} | LLAMA3 | {"low_freq_factor": 4.0}}, "below high_freq_factor"),
         ({"rope_scaling": {"type": 3}}, "field 'type' should be a string"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0]}},
+            "list of short factors has 1 values; a head of 4 needs 2",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 0.0]}},
+            "field 'short_factor' should be a list of",
+        ),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0]}}, "field 'long_factor' is missing"),
         ({"tie_word_embeddings": "yes"}, "field 'tie_word_embeddings' should be true or false"),
     ],
 )
@@ -188,17 +232,32 @@ def test_gguf_rope() -> None:
     assert from_gguf({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}).rope == RopeConfig()
     assert from_gguf({"llama.rope.scaling.factor": 0.0}).rope == RopeConfig()
     factors = tuple(float(i + 1) for i in range(8))
-    assert from_gguf(frequency_factors=factors).rope == RopeConfig(scaling="factors", frequency_factors=factors)
+    llama3 = RopeConfig(scaling="factors", frequency_factors=factors)
+    assert from_gguf(rope_factors={"rope_freqs.weight": factors}).rope == llama3
     with pytest.raises(ModelFileError, match=r"'rope_freqs\.weight' has 7 values; a head of 16 needs 8"):
-        from_gguf(frequency_factors=factors[:7])
+        from_gguf(rope_factors={"rope_freqs.weight": factors[:7]})
+    yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+    assert from_gguf({f"llama.rope.scaling.{name}": value for name, value in yarn.items()}).rope == RopeConfig(
+        scaling="yarn", parameters=YARN, attention_factor=0.1 * math.log(4) + 1
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
-        ({"llama.rope.scaling.type": "yarn"}, UnsupportedError, "llama.rope.scaling.type 'yarn' is not supported"),
+        ({"llama.rope.scaling.type": "ntk"}, UnsupportedError, "llama.rope.scaling.type 'ntk' is not supported"),
+        (
+            {"llama.rope.scaling.type": "longrope"},
+            UnsupportedError,
+            "longrope without tensor 'rope_factors_long.weight'",
+        ),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_log_multiplier": 0.1},
+            UnsupportedError,
+            "yarn_log_multiplier",
+        ),
         ({"llama.rope.scaling.attn_factor": 1.2}, UnsupportedError, "attn_factor"),
-        ({"llama.attention.sliding_window": 4096}, UnsupportedError, "llama.attention.sliding_window"),
+        ({"llama.attention.sliding_window": -1}, ModelFileError, "llama.attention.sliding_window"),
         ({"llama.expert_count": 8}, UnsupportedError, "llama.expert_count"),
         ({"llama.attention.head_count_kv": [2, 1]}, UnsupportedError, "differs per layer"),
         ({"llama.rope.dimension_count": 8}, UnsupportedError, "the size of a head, 16"),

@@ -32,7 +32,10 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, SMALL_HEADS),
     "mistral": (transformers.MistralConfig, {"sliding_window": WINDOW}),
-    "gemma2": (transformers.Gemma2Config, {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {**GEMMA, "num_hidden_layers": 5, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 15.0},
+    ),
     "gemma3": (transformers.Gemma3TextConfig, {**GEMMA, "num_hidden_layers": 7}),  # the sixth has full attention
     "phi3": (transformers.Phi3Config, {"pad_token_id": 0}),
     "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 5, "pad_token_id": 0}),  # the fourth does not rotate
@@ -46,6 +49,16 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+LONGROPE: dict[str, Any] = {
+    "original_max_position_embeddings": 48,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [1.0 + 0.9 * i for i in range(8)],
+    },
+}
+
 
 def tiny_model(architecture: str, **overrides: Any) -> transformers.PreTrainedModel:
     """A random float32 model; norms and biases are random too, so that each of them matters."""
@@ -55,8 +68,16 @@ def tiny_model(architecture: str, **overrides: Any) -> transformers.PreTrainedMo
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            torch.nn.init.normal_(parameter, mean=1.0 if name.endswith("norm.weight") else 0.0, std=0.3)
+            torch.nn.init.normal_(parameter, mean=_mean(architecture, name), std=0.3)
     return model
+
+
+def _mean(architecture: str, name: str) -> float:
+    """Of a vector's random values. Gemma's norms multiply by 1 + weight; those after a branch are larger, since its
+    scaled embedding would outweigh what the layers add."""
+    if not name.endswith("norm.weight"):
+        return 0.0
+    return 1.0 if not architecture.startswith("gemma") or ".post_" in name else 0.0
 
 
 def transformers_logits(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> Float32Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +12,23 @@ import numpy as np
 import pytest
 import transformers
 
-from models.support import LLAMA3, TINY, PagedDriver, random_prompts, tiny_model, transformers_logits
+from models.support import (
+    ARCHITECTURES,
+    LLAMA3,
+    LONGROPE,
+    TINY,
+    PagedDriver,
+    random_prompts,
+    tiny_model,
+    transformers_logits,
+)
 from noria.files.sources import open_model
 from noria.ops.reference import TorchExecutor
 
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "model.layers": "blk",
-}
+INTERLEAVED = ("llama", "mistral", "smollm3", "granite")
+"""Architectures of which llama.cpp's converter reorders q and k."""
+
+Metadata = Callable[[gguf.GGUFWriter, Any], None]
 
 
 def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
@@ -37,9 +37,47 @@ def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
+def gemma_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_sliding_window(config.sliding_window)
+    if config.attn_logit_softcapping is not None:
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if config.final_logit_softcapping is not None:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def phi3_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    partial = config.rope_parameters["partial_rotary_factor"]
+    writer.add_rope_dimension_count(int(partial * config.hidden_size) // config.num_attention_heads)
+    writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    writer.add_sliding_window(config.sliding_window or 0)
+    if (long := config.rope_parameters.get("long_factor")) is not None:
+        scale = config.max_position_embeddings / config.original_max_position_embeddings
+        writer.add_rope_scaling_attn_factors(
+            math.sqrt(1 + math.log(scale) / math.log(config.original_max_position_embeddings))
+        )
+        writer.add_tensor("rope_factors_long.weight", np.array(long, dtype=np.float32))
+        short = np.array(config.rope_parameters["short_factor"], dtype=np.float32)
+        writer.add_tensor("rope_factors_short.weight", short)
+
+
+METADATA: dict[str, Metadata] = {
+    "mistral": lambda writer, config: writer.add_sliding_window(config.sliding_window),
+    "qwen3": lambda writer, config: writer.add_key_length(config.head_dim),
+    "gemma2": gemma_metadata,
+    "gemma3": gemma_metadata,
+    "phi3": phi3_metadata,
+}
+"""What llama.cpp's converter writes for an architecture beside what it writes for all."""
+
+
 def write_gguf(model: transformers.PreTrainedModel, path: Path, factors: np.ndarray | None = None) -> None:
+    """Names of tensors are those of the `gguf` package, which llama.cpp's converter uses."""
     config = model.config
-    writer = gguf.GGUFWriter(path, config.model_type)
+    architecture = config.model_type.removesuffix("_text")
+    stored_as = "llama" if architecture == "mistral" else architecture
+    writer = gguf.GGUFWriter(path, stored_as)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -47,21 +85,25 @@ def write_gguf(model: transformers.PreTrainedModel, path: Path, factors: np.ndar
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    ropes = config.rope_parameters
+    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
+    METADATA.get(architecture, lambda writer, config: None)(writer, config)
+    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == stored_as)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array = value.numpy()
-        if config.model_type == "llama" and "q_proj" in name:
+        if architecture in INTERLEAVED and "q_proj" in name:
             array = interleave(array, config.num_attention_heads)
-        elif config.model_type == "llama" and "k_proj" in name:
+        elif architecture in INTERLEAVED and "k_proj" in name:
             array = interleave(array, config.num_key_value_heads)
-        for theirs, ours in NAMES.items():
-            name = name.replace(theirs, ours)
-        writer.add_tensor(name, np.ascontiguousarray(array))
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + 1
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(array))
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors)
     writer.write_header_to_file()
@@ -70,15 +112,40 @@ def write_gguf(model: transformers.PreTrainedModel, path: Path, factors: np.ndar
     writer.close()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-@pytest.mark.parametrize(
-    "overrides", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 4}], ids=["untied", "tied", "mha"]
-)
+FIXED: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {"query_pre_attn_scalar": 16},
+}
+"""What the files of an architecture do not say, and llama.cpp therefore decides."""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("overrides", [{}, {"num_key_value_heads": 4}], ids=["gqa", "mha"])
 def test_logits_equal_transformers(architecture: str, overrides: dict[str, Any], tmp_path: Path) -> None:
-    model = tiny_model(architecture, **overrides)
+    model = tiny_model(architecture, **FIXED.get(architecture, {}) | overrides)
     path = tmp_path / "tiny.gguf"
     write_gguf(model, path)
     check(model, path)
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if not name.startswith("gemma")])
+def test_a_head_may_be_tied(architecture: str, tmp_path: Path) -> None:
+    model = tiny_model(architecture, tie_word_embeddings=True)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(model, path)
+    check(model, path)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [LONGROPE, {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.75}}, {"sliding_window": 24}],
+    ids=["longrope", "partial", "window"],
+)
+def test_phi3(overrides: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model("phi3", **overrides)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(model, path)
+    check(model, path, lengths=[49, 90])  # beyond the original context of the longrope
 
 
 def test_biases_of_llama_are_reordered_too(tmp_path: Path) -> None:
@@ -97,8 +164,8 @@ def test_rope_factors_are_llama3_scaling(tmp_path: Path) -> None:
     check(model, path)
 
 
-def check(model: transformers.PreTrainedModel, path: Path) -> None:
+def check(model: transformers.PreTrainedModel, path: Path, lengths: Sequence[int] = (1, 20, 90)) -> None:
     executor = TorchExecutor(open_model(path), dtype="float32", threads=1)
-    prompts = random_prompts([1, 20, 90], TINY["vocab_size"])
-    for prompt, ours in zip(prompts, PagedDriver(executor).logits(prompts, [1, 9, 50]), strict=True):
+    prompts = random_prompts(lengths, TINY["vocab_size"])
+    for prompt, ours in zip(prompts, PagedDriver(executor).logits(prompts, [1, 9, 50][-len(prompts) :]), strict=True):
         np.testing.assert_allclose(ours, transformers_logits(model, prompt), rtol=0, atol=1e-4)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding. `scaling`: None, "linear", "llama3", "yarn", "longrope" (as Hugging Face) or "factors".
+    """Rotary position embedding. `scaling`: None, "linear", "llama3", "yarn", "longrope" or "factors".
 
     "factors" is scaling already worked out, one divisor for each inverse frequency, so that inverse frequency i is
     `theta ** (-2i / rotary_dim) / frequency_factors[i]`: how GGUF files store llama3 scaling (`rope_freqs.weight`), and

@@ -272,7 +272,8 @@ class TorchExecutor:
 
     `dtype` is "float32" or "bfloat16"; `device` as torch names it. `threads` sets torch's intra-op threads for the
     whole process (None: the cores this process may use). `max_model_len`: of the longest sequence that will be run
-    (None: the model's own context). `report(done, total)` is called while loading, in bytes of weights. Raises `OptionError` for a dtype or device that cannot be had, and `ModelError` for the model's faults.
+    (None: the model's own context). `report(done, total)` is called while loading, in bytes of weights. Raises
+    `OptionError` for a dtype or device that cannot be had, and `ModelError` for the model's faults.
     """
 
     sampler: Sampler | None = None

@@ -29,7 +29,7 @@ class Source:
     interleaved_heads: int | None = None
     """Set when the file stores each of that many heads with rotary pairs side by side (GGUF's llama q and k)."""
     added: float = 0.0
-    """Added to every value at load, in float32: 1 where a norm multiplies by 1 + weight and the file holds the weight."""
+    """Added to every value at load, in float32: 1 where a norm multiplies by 1 + weight and the file has the weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4 (mini): fused projections, in the larger contexts longrope, in Phi 4 mini a part of each head rotated."""
+"""Phi 3, 3.5 and 4 (mini): fused projections, longrope in the larger contexts, and in Phi 4 mini partly rotated heads."""
 
 from __future__ import annotations
 
