@@ -122,7 +122,7 @@ template <typename T>
 float soften(const AttentionShape& shape, const float* scores, int first_key, int position, float& maximum, float* sums,
              T* weights);
 
-// Bytes / 4 that `attend` needs of scratch for that many queries.
+// Numbers of scratch that `attend` and `attend_amx` need for that many queries.
 size_t attention_scratch_floats(const AttentionShape& shape, int num_queries);
 
 // Writes one token's keys and values (float32 [num_kv_heads * head_dim], keys rotated already) into a slot. Values are

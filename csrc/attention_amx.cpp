@@ -158,6 +158,7 @@ void attend_amx(const AttentionShape& shape, const AttentionItem<bf16>& item, co
   std::fill(weight_sums, weight_sums + size_t(rows) * kGroup, 0.0f);
 
   _tile_loadconfig(&kConfigurations.of_rows[tile_rows]);
+  before_tile_loads();
   walk_tiles(shape, item, following, [&](const KeyTile<bf16>& tile) {
     for (int t = 0; t < row_tiles; ++t) {
       const size_t row = size_t(t) * kTileRows;
@@ -168,6 +169,7 @@ void attend_amx(const AttentionShape& shape, const AttentionItem<bf16>& item, co
                                  maximum[r], weight_sums + size_t(r) * kGroup, weights + size_t(r) * kTileKeys);
       if (decay != 1.0f) scale_row(sums + size_t(r) * head_dim, head_dim, decay);
     }
+    before_tile_loads();
     for (int t = 0; t < row_tiles; ++t) {
       const size_t row = size_t(t) * kTileRows;
       add_tile_values(weights + row * kTileKeys, tile, head_dim, t == 0, sums + row * head_dim);

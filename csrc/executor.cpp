@@ -233,9 +233,9 @@ void Executor<T>::check(const Batch& batch) const {
     require(batch.logit_tokens[i] >= 0 && batch.logit_tokens[i] < batch.num_tokens, "a logit row is outside the batch");
   for (int row = 0; row < batch.num_rows; ++row) {
     const int begin = batch.query_start[row], end = batch.query_start[row + 1], length = batch.context_len[row];
-    require(begin < end && end - begin <= length, "a row has no tokens, or more than its context");
-    const int num_blocks = (length + block_size_ - 1) / block_size_;
-    require(num_blocks <= batch.table_width, "a row has more context than blocks");
+    require(begin < end && end <= batch.num_tokens && end - begin <= length, "a row has no tokens, or more than its context");
+    require(length <= int64_t(batch.table_width) * block_size_, "a row has more context than blocks");
+    const int num_blocks = int((int64_t(length) + block_size_ - 1) / block_size_);
     for (int i = begin; i < end; ++i) require(batch.positions[i] == length - (end - i), "positions must follow");
     for (int group = 0; group < batch.num_groups; ++group) {
       const int window = windows_[group], first_key = window == 0 ? 0 : std::max(0, length - (end - begin) - window + 1);

@@ -103,7 +103,7 @@ class Executor {
   void touch_kv();
 
   // Raises std::invalid_argument if the batch names a token, slot, block or row that is not there: nothing of that kind
-  // reaches the kernels.
+  // reaches the kernels. That two tokens are not given the same slot is the caller's business.
   void check(const Batch& batch) const;
 
   // Runs all operations. The last one's output rows are the result: [num_logits][width], until the next step.

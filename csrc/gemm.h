@@ -40,6 +40,10 @@ struct Ahead {
   uintptr_t at;
   size_t step;
 
+  // The panel's own weights, a little ahead of their use: there is only one block of rows. Otherwise a share of what comes
+  // after the panel, or the part of it that is at hand.
+  bool is_near() const { return step == kBytes; }
+
   // For the next `kBytes` x `times` of the panel. Into the first cache, or the second.
   template <bool kSecond = false>
   void fetch(int times = 1);
@@ -53,7 +57,7 @@ struct Meanwhile {
   int rows = 0;
 };
 
-// block[r * kPanel + j] for r in [0, rows), rows <= max_rows, over some slabs: from 0, or on from what the block holds.
+// block[r * kPanel + j] for r in [0, rows), rows <= max_rows (up to the next multiple of `row_multiple` they are written), over some slabs: from 0, or on from what the block holds.
 // `x` points to the first row in the first slab; slabs are `slab_stride` elements apart. Rows up to the next multiple of
 // `row_multiple` are read, and must exist.
 template <typename T>

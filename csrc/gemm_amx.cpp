@@ -38,6 +38,7 @@ class Sharing {
   int done_ = 0;
 };
 
+// Ahead::fetch for a single block, spread between the loads.
 template <int kLines>
 inline void fetch_lines(Ahead& ahead) {
   const char* lines = reinterpret_cast<const char*>(ahead.at);
@@ -52,15 +53,24 @@ constexpr long kStride = kPanel * 2 * sizeof(bf16), kBlockStride = kPanel * size
 // A single block of rows keeps its activations in the first cache, and weights pass through. With several it is the other
 // way round: a part of a panel stays for the next block, activations are loaded past it, and what comes next is asked for
 // into the second cache.
-template <bool kManyBlocks>
-void run_16(const bf16* x, size_t slab_stride, const bf16* panel, int num_slabs, float* block, bool goes_on, Ahead ahead,
-            Sharing sharing) {
+template <bool kTwo, bool kManyBlocks>  // kTwo: 17 to 32 rows, else up to 16
+void run_tiles(const bf16* x, size_t slab_stride, const bf16* panel, int num_slabs, float* block, bool goes_on, Ahead ahead,
+               Sharing sharing) {
+  float* second = block + 16 * kPanel;  // its rows from 16 on
   if (goes_on) {
     _tile_stream_loadd(0, block, kBlockStride);
     _tile_stream_loadd(1, block + 16, kBlockStride);
+    if constexpr (kTwo) {
+      _tile_stream_loadd(2, second, kBlockStride);
+      _tile_stream_loadd(3, second + 16, kBlockStride);
+    }
   } else {
     _tile_zero(0);
     _tile_zero(1);
+    if constexpr (kTwo) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
   }
   for (int slab = 0; slab < num_slabs; ++slab, x += slab_stride, panel += kSlab * kPanel) {
     if constexpr (kManyBlocks) {
@@ -68,6 +78,7 @@ void run_16(const bf16* x, size_t slab_stride, const bf16* panel, int num_slabs,
       _tile_stream_loadd(4, x, 64);
       _tile_loadd(6, panel, kStride);
       _tile_loadd(7, panel + kPanel, kStride);
+      if constexpr (kTwo) _tile_stream_loadd(5, x + 16 * kSlab, 64);
     } else {
       fetch_lines<8>(ahead);
       _tile_loadd(4, x, 64);
@@ -76,63 +87,29 @@ void run_16(const bf16* x, size_t slab_stride, const bf16* panel, int num_slabs,
       fetch_lines<8>(ahead);
       _tile_loadd(7, panel + kPanel, kStride);
       fetch_lines<8>(ahead);
+      if constexpr (kTwo) _tile_loadd(5, x + 16 * kSlab, 64);
     }
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTwo) {
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
     sharing.next();
   }
   _tile_stored(0, block, kBlockStride);
   _tile_stored(1, block + 16, kBlockStride);
-}
-
-template <bool kManyBlocks>
-void run_32(const bf16* x, size_t slab_stride, const bf16* panel, int num_slabs, float* block, bool goes_on, Ahead ahead,
-            Sharing sharing) {
-  if (goes_on) {
-    _tile_stream_loadd(0, block, kBlockStride);
-    _tile_stream_loadd(1, block + 16, kBlockStride);
-    _tile_stream_loadd(2, block + 16 * kPanel, kBlockStride);
-    _tile_stream_loadd(3, block + 16 * kPanel + 16, kBlockStride);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+  if constexpr (kTwo) {
+    _tile_stored(2, second, kBlockStride);
+    _tile_stored(3, second + 16, kBlockStride);
   }
-  for (int slab = 0; slab < num_slabs; ++slab, x += slab_stride, panel += kSlab * kPanel) {
-    if constexpr (kManyBlocks) {
-      ahead.fetch<true>(kFetches);
-      _tile_stream_loadd(4, x, 64);
-      _tile_loadd(6, panel, kStride);
-      _tile_loadd(7, panel + kPanel, kStride);
-      _tile_stream_loadd(5, x + 16 * kSlab, 64);
-    } else {
-      fetch_lines<8>(ahead);
-      _tile_loadd(4, x, 64);
-      fetch_lines<8>(ahead);
-      _tile_loadd(6, panel, kStride);
-      fetch_lines<8>(ahead);
-      _tile_loadd(7, panel + kPanel, kStride);
-      fetch_lines<8>(ahead);
-      _tile_loadd(5, x + 16 * kSlab, 64);
-    }
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    sharing.next();
-  }
-  _tile_stored(0, block, kBlockStride);
-  _tile_stored(1, block + 16, kBlockStride);
-  _tile_stored(2, block + 16 * kPanel, kBlockStride);
-  _tile_stored(3, block + 16 * kPanel + 16, kBlockStride);
 }
 
 void run(const bf16* x, size_t slab_stride, int rows, const bf16* panel, int num_slabs, float* block, bool goes_on,
          Ahead ahead, Meanwhile meanwhile) {
   const Sharing sharing(meanwhile, num_slabs);
-  const bool is_only = ahead.step == Ahead::kBytes;
-  const auto run_rows = rows <= 16 ? (is_only ? run_16<false> : run_16<true>) : (is_only ? run_32<false> : run_32<true>);
+  const auto run_rows = rows <= 16 ? (ahead.is_near() ? run_tiles<false, false> : run_tiles<false, true>)
+                                   : (ahead.is_near() ? run_tiles<true, false> : run_tiles<true, true>);
   run_rows(x, slab_stride, panel, num_slabs, block, goes_on, ahead, sharing);
 }
 

@@ -72,7 +72,7 @@ inline void Ahead::fetch(int times) {
   at += times * step;
 }
 
-// e^x to about 2 units in the last place; exactly 1 at 0 and 0 below -88; NaN for NaN.
+// e^x to about 2 units in the last place; exactly 1 at 0 and 0 below -87; NaN for NaN.
 inline __m512 exp16(__m512 x) {
   const __m512 log2e = _mm512_set1_ps(1.44269504088896341f);
   const __m512 ln2_high = _mm512_set1_ps(0.693359375f), ln2_low = _mm512_set1_ps(-2.12194440e-4f);

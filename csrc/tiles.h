@@ -14,4 +14,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16];
 };
 
+// What was stored before this is what tile loads after it read: to the compiler they read no memory.
+inline void before_tile_loads() { __asm__ volatile("" ::: "memory"); }
+
 }  // namespace noria

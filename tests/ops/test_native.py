@@ -105,6 +105,7 @@ def test_the_same_bits_alone_among_others_in_chunks_and_in_any_block(
         ("positions", 7, "positions must follow"),
         ("logit_tokens", 4, "logit row is outside the batch"),
         ("context_len", 17, "more context than blocks"),
+        ("context_len", 2**31 - 1, "more context than blocks"),
         ("context_len", 3, "no tokens, or more than its context"),
         ("query_start", 3, "do not add up"),
     ],
