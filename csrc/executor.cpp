@@ -227,7 +227,7 @@ void Executor<T>::check(const Batch& batch) const {
   require(batch.num_groups == int(windows_.size()), "a batch has blocks for each group of layers");
   for (int i = 0; i < batch.num_tokens; ++i)
     require(batch.token_ids[i] >= 0 && batch.token_ids[i] < vocabulary, "a token id is outside the vocabulary");
-  for (int i = 0; i < batch.num_tokens * batch.num_groups; ++i)
+  for (int64_t i = 0; i < int64_t(batch.num_tokens) * batch.num_groups; ++i)
     require(batch.slots[i] >= block_size_ && batch.slots[i] < num_slots, "a slot is outside the KV pool");
   for (int i = 0; i < batch.num_logits; ++i)
     require(batch.logit_tokens[i] >= 0 && batch.logit_tokens[i] < batch.num_tokens, "a logit row is outside the batch");

@@ -74,6 +74,7 @@ def test_trap_13_admission_promises_and_sizing_count_with_one_formula(windows, b
         most = 0
         while world.scheduler.has_unfinished:
             plan = world.step()
+            assert plan.num_tokens, "it stands still: there is less memory than was said"
             assert not plan.preemptions
             most = max(most, world.scheduler.records[-1].kv.num_held)
         assert most <= num_blocks

@@ -49,7 +49,7 @@ class BlockPool:
 
     def can_take(self, num_blocks: int) -> bool:
         """Whether so many are free. Everything that takes blocks asks this first."""
-        return num_blocks <= self.num_free_blocks
+        return num_blocks <= len(self._blank) + len(self._idle) + len(self._cold)
 
     def take(self, num_blocks: int) -> list[int]:
         """Hands out blocks with one reference each, in the order of reuse; an idle block loses its content.

@@ -26,9 +26,9 @@ class Group:
 
     def hit(self, pool: BlockPool, hashes: Sequence[bytes], num_columns: int) -> list[int]:
         """Blocks of the longest prefix of at most `num_columns` columns that can be shared in this group."""
-        suffix, found = self.suffix, []
+        suffix, find, found = self.suffix, pool.find, []
         for block_hash in hashes[:num_columns]:
-            block_id = pool.find(block_hash + suffix)
+            block_id = find(block_hash + suffix if suffix else block_hash)
             if block_id is None:
                 break
             found.append(block_id)
@@ -102,10 +102,11 @@ class Passing:
         return min(num_columns_ahead, self.most - self.num_own)
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class PrefixMatch:
     """Leading blocks of a sequence that are in the pool already. Those of them that nobody holds count as free until
-    they are taken: they use up free blocks like any other."""
+    they are taken: they use up free blocks like any other. Nobody changes one (freezing it would cost more than making
+    it, and every waiting request that is looked at has one made)."""
 
     block_ids: list[int] = field(default_factory=list)
     """Column after column, one of each group."""

@@ -162,10 +162,12 @@ class KVManager:
         """
         if not self.enable_prefix_caching:
             return PrefixMatch()
-        most = min(len(hashes), self._max_shared(num_tokens, num_shareable))
-        if not self._sliding and self._num_groups == 1:
+        most = self._max_shared(num_tokens, num_shareable)
+        if self._num_groups == 1 and not self._sliding:
             block_ids = self._groups[0].hit(self.pool, hashes, most)
-            return PrefixMatch(block_ids, len(block_ids), len(block_ids) * self.block_size, block_ids, len(block_ids))
+            num_columns = len(block_ids)
+            return PrefixMatch(block_ids, num_columns, num_columns * self.block_size, block_ids, num_columns)
+        most = min(len(hashes), most)
         hits, most_in_full = common_hit(self._groups, self.pool, hashes, most)
         full = [hit for group, hit in zip(self._groups, hits, strict=True) if group.window is None]
         num_columns = len(hits[0])
@@ -299,22 +301,21 @@ class KVManager:
             num_full = num_computed // self.block_size
             if holding.epoch == self.epoch:
                 for position in range(holding.num_registered, num_full):
-                    self._register(holding, position, token_ids)
-                    self._end_claim(request_id, holding.hashes[position])
+                    block_hash, first = holding.hashes[position], position * self._num_groups
+                    for group in self._groups:
+                        name = block_hash + group.suffix if group.suffix else block_hash
+                        is_new = self.pool.register(holding.block_ids[first + group.number], name)
+                        if is_new and self._subscriber is not None:
+                            self._note_stored(holding, position, group.number, token_ids)
+                    self._end_claim(request_id, block_hash)
             holding.num_registered = max(holding.num_registered, num_full)
         if holding.passings:
             self._give_up_passed(holding, num_computed)
 
-    def _register(self, holding: _Holding, position: int, token_ids: Sequence[int]) -> None:
-        block_hash, first = holding.hashes[position], position * self._num_groups
-        for group in self._groups:
-            block_id = holding.block_ids[first + group.number]
-            is_new = self.pool.register(block_id, block_hash + group.suffix)
-            if is_new and self._subscriber is not None:
-                start = position * self.block_size
-                parent = holding.hashes[position - 1] if position else None
-                tokens = tuple(token_ids[start : start + self.block_size])
-                self._events.append(BlockStored(block_hash, parent, tokens, group.number))
+    def _note_stored(self, holding: _Holding, position: int, group: int, token_ids: Sequence[int]) -> None:
+        parent = holding.hashes[position - 1] if position else None
+        tokens = tuple(token_ids[position * self.block_size : (position + 1) * self.block_size])
+        self._events.append(BlockStored(holding.hashes[position], parent, tokens, group))
 
     def _give_up_passed(self, holding: _Holding, num_computed: int) -> None:
         """A window's passed blocks go back while the request runs. Their content is kept for as long as anything else

@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4 (mini): fused projections, longrope in the larger contexts, and in Phi 4 mini partly rotated heads."""
+"""Phi 3, 3.5 and 4 (mini): fused projections, longrope in the larger contexts, in Phi 4 mini partly rotated heads."""
 
 from __future__ import annotations
 
