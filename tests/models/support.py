@@ -39,6 +39,15 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gemma3": (transformers.Gemma3TextConfig, {**GEMMA, "num_hidden_layers": 7}),  # the sixth has full attention
     "phi3": (transformers.Phi3Config, {"pad_token_id": 0}),
     "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 5, "pad_token_id": 0}),  # the fourth does not rotate
+    "granite": (
+        transformers.GraniteConfig,
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 4.0,
+        },
+    ),
 }
 """Of each architecture its configuration class, and what makes it small and different from a Llama."""
 LLAMA3 = {
@@ -73,11 +82,13 @@ def tiny_model(architecture: str, **overrides: Any) -> transformers.PreTrainedMo
 
 
 def _mean(architecture: str, name: str) -> float:
-    """Of a vector's random values. Gemma's norms multiply by 1 + weight; those after a branch are larger, since its
-    scaled embedding would outweigh what the layers add."""
+    """Of a vector's random values. Gemma's norms multiply by 1 + weight; those after a branch are larger, since else
+    its scaled embedding outweighs what the layers add, and every token predicts itself."""
     if not name.endswith("norm.weight"):
         return 0.0
-    return 1.0 if not architecture.startswith("gemma") or ".post_" in name else 0.0
+    if not architecture.startswith("gemma"):
+        return 1.0
+    return 3.0 if ".post_" in name else 0.0
 
 
 def transformers_logits(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> Float32Array:

@@ -62,12 +62,20 @@ def phi3_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_tensor("rope_factors_short.weight", short)
 
 
+def granite_metadata(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
 METADATA: dict[str, Metadata] = {
     "mistral": lambda writer, config: writer.add_sliding_window(config.sliding_window),
     "qwen3": lambda writer, config: writer.add_key_length(config.head_dim),
     "gemma2": gemma_metadata,
     "gemma3": gemma_metadata,
     "phi3": phi3_metadata,
+    "granite": granite_metadata,
 }
 """What llama.cpp's converter writes for an architecture beside what it writes for all."""
 

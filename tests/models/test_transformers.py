@@ -86,6 +86,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "phi3": ("phi3", {}, {}),
     "phi3-window": ("phi3", {"sliding_window": WINDOW}, {}),
     "phi3-partial": ("phi3", {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.75}}, {}),
+    "granite": ("granite", {}, {}),
+    "granite-tied": ("granite", {"tie_word_embeddings": True}, {}),
     "smollm3": ("smollm3", {}, {}),
     "smollm3-tied": ("smollm3", {"tie_word_embeddings": True}, {}),
     "smollm3-interval": ("smollm3", {"no_rope_layer_interval": 2}, {}),
@@ -191,6 +193,10 @@ def test_rope_scalings_are_told_apart() -> None:
         ("gemma3", {"sliding_window": 512}),
         ("phi3", LONGROPE),
         ("smollm3", {"no_rope_layers": [1] * 5}),
+        ("granite", {"embedding_multiplier": 1.0}),
+        ("granite", {"attention_multiplier": 0.25}),
+        ("granite", {"residual_multiplier": 1.0}),
+        ("granite", {"logits_scaling": 1.0}),
     ],
 )
 def test_what_makes_an_architecture_different_shows(architecture: str, without: dict[str, Any]) -> None:

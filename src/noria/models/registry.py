@@ -62,6 +62,7 @@ _ARCHITECTURES = {
         _decoder("gemma3"),
         _decoder("phi3"),
         _decoder("smollm3"),
+        _decoder("granite"),
     )
 }
 

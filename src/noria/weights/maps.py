@@ -109,5 +109,6 @@ MAPS: Final[dict[str, WeightMap]] = {
     "gemma3": GEMMA3,
     "phi3": PHI3,
     "smollm3": LLAMA,
+    "granite": LLAMA,
 }
 """By our names of the architectures."""

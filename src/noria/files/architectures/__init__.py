@@ -10,6 +10,7 @@ from typing import Final
 
 from noria.files.architectures.common import ArchitectureFiles
 from noria.files.architectures.gemma import GEMMA2, GEMMA3
+from noria.files.architectures.granite import GRANITE
 from noria.files.architectures.llama import LLAMA, MISTRAL
 from noria.files.architectures.phi3 import PHI3
 from noria.files.architectures.qwen import QWEN2, QWEN3
@@ -24,4 +25,5 @@ ARCHITECTURES: Final[tuple[ArchitectureFiles, ...]] = (
     GEMMA3,
     PHI3,
     SMOLLM3,
+    GRANITE,
 )

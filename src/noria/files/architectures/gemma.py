@@ -106,7 +106,7 @@ def _activation(fields: Fields) -> Activation:
 
 
 def _query_scale(fields: Fields) -> float:
-    return fields.positive_float("query_pre_attn_scalar", 256.0) ** -0.5
+    return 1 / math.sqrt(fields.positive_float("query_pre_attn_scalar", 256.0))
 
 
 def _embedding_scale(hidden_size: int) -> float:
@@ -117,8 +117,8 @@ def _embedding_scale(hidden_size: int) -> float:
 def _gguf_query_scale(gguf: GgufFields, *, layers_of_27b: int) -> float:
     """The files do not say; the largest model of each generation, known by its layers, scales by its hidden size."""
     if gguf.integer("block_count") == layers_of_27b:
-        return float(gguf.integer("embedding_length") // gguf.integer("attention.head_count")) ** -0.5
-    return float(gguf_head_dim(gguf)) ** -0.5
+        return 1 / math.sqrt(gguf.integer("embedding_length") // gguf.integer("attention.head_count"))
+    return 1 / math.sqrt(gguf_head_dim(gguf))
 
 
 GEMMA2 = ArchitectureFiles(
