@@ -152,11 +152,29 @@ void Executor<T>::add_operation(Operation operation) {
 }
 
 template <typename T>
-void Executor<T>::allocate_kv(int num_layers, int num_blocks, int block_size, int attention) {
+void Executor<T>::place_layers(const std::vector<int>& group_of, const std::vector<int>& array_of,
+                               std::vector<int> windows) {
+  if (int(group_of.size()) != num_layers() || group_of.size() != array_of.size())
+    throw std::invalid_argument("each layer has one place");
+  places_.clear();
+  for (size_t layer = 0; layer < group_of.size(); ++layer) {
+    const Place place{group_of[layer], array_of[layer]};
+    if (place.group < 0 || place.group >= int(windows.size()) || place.array < 0)
+      throw std::invalid_argument("a layer is in a group that is not there");
+    places_.push_back(place);
+  }
+  windows_ = std::move(windows);
+  pools_.clear();
+}
+
+template <typename T>
+void Executor<T>::allocate_kv(int num_arrays, int num_blocks, int block_size, int attention) {
   if (block_size % kGroup) throw std::invalid_argument("block_size must be a multiple of 16");
+  for (const Place& place : places_)
+    if (place.array >= num_arrays) throw std::invalid_argument("a layer has no array in the pool");
   pools_.clear();
   const size_t size = size_t(num_blocks + 1) * (block_size / kGroup) * shapes_.at(attention).group_elements();
-  for (int layer = 0; layer < num_layers; ++layer) pools_.emplace_back(size);
+  for (int array = 0; array < num_arrays; ++array) pools_.emplace_back(size);
   block_size_ = block_size;
   num_blocks_ = num_blocks;
 }
@@ -166,9 +184,9 @@ void Executor<T>::touch_kv() {
   constexpr size_t kPageBytes = 4096;
   shares_.clear();
   pool_.run([this](int thread) {
-    shares_.run(thread, 0, int(pools_.size()), 1, [&](int layer, int) {
-      volatile T* pool = pools_[layer].data();
-      for (size_t i = 0; i < pools_[layer].size(); i += kPageBytes / sizeof(T)) pool[i] = T(0);
+    shares_.run(thread, 0, int(pools_.size()), 1, [&](int array, int) {
+      volatile T* pool = pools_[array].data();
+      for (size_t i = 0; i < pools_[array].size(); i += kPageBytes / sizeof(T)) pool[i] = T(0);
     });
   });
 }
@@ -206,10 +224,11 @@ void Executor<T>::check(const Batch& batch) const {
   const int64_t num_slots = int64_t(num_blocks_ + 1) * block_size_;
   require(batch.num_tokens > 0 && batch.query_start[0] == 0, "a batch has tokens, and its rows begin at 0");
   require(batch.query_start[batch.num_rows] == batch.num_tokens, "rows and tokens do not add up");
-  for (int i = 0; i < batch.num_tokens; ++i) {
+  require(batch.num_groups == int(windows_.size()), "a batch has blocks for each group of layers");
+  for (int i = 0; i < batch.num_tokens; ++i)
     require(batch.token_ids[i] >= 0 && batch.token_ids[i] < vocabulary, "a token id is outside the vocabulary");
+  for (int64_t i = 0; i < int64_t(batch.num_tokens) * batch.num_groups; ++i)
     require(batch.slots[i] >= block_size_ && batch.slots[i] < num_slots, "a slot is outside the KV pool");
-  }
   for (int i = 0; i < batch.num_logits; ++i)
     require(batch.logit_tokens[i] >= 0 && batch.logit_tokens[i] < batch.num_tokens, "a logit row is outside the batch");
   for (int row = 0; row < batch.num_rows; ++row) {
@@ -218,9 +237,12 @@ void Executor<T>::check(const Batch& batch) const {
     require(length <= int64_t(batch.table_width) * block_size_, "a row has more context than blocks");
     const int num_blocks = int((int64_t(length) + block_size_ - 1) / block_size_);
     for (int i = begin; i < end; ++i) require(batch.positions[i] == length - (end - i), "positions must follow");
-    for (int i = 0; i < num_blocks; ++i) {
-      const int block = batch.block_table[size_t(row) * batch.table_width + i];
-      require(block >= 1 && block <= num_blocks_, "a block is outside the KV pool");
+    for (int group = 0; group < batch.num_groups; ++group) {
+      const int window = windows_[group], first_key = window == 0 ? 0 : std::max(0, length - (end - begin) - window + 1);
+      for (int i = first_key / block_size_; i < num_blocks; ++i) {
+        const int block = batch.table(group, row)[i];
+        require(block >= 1 && block <= num_blocks_, "a block is outside the KV pool");
+      }
     }
   }
 }
@@ -365,9 +387,9 @@ AttentionItem<T> Executor<T>::attention_item(const Operation& op, const Item& it
   work.q_stride = q_size;
   work.num_queries = item.num_queries;
   work.first_position = batch_->positions[first_token];
-  work.blocks = batch_->block_table + size_t(item.row) * batch_->table_width;
+  work.blocks = batch_->table(place(op.layer).group, item.row);
   work.groups_per_block = block_size_ / kGroup;
-  work.pool = pools_[op.layer].data();
+  work.pool = pools_[place(op.layer).array].data();
   work.kv_head = item.kv_head;
   return work;
 }

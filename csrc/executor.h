@@ -19,9 +19,10 @@
 
 namespace noria {
 
-// One step's input; see noria.runner.executor.ForwardBatch. Pointers are the caller's.
+// One step's input; see noria.runner.executor.ForwardBatch. Pointers are the caller's. Groups of layers have their slots,
+// and their tables, one group's behind the other's.
 struct Batch {
-  int num_tokens, num_rows, num_logits, table_width;
+  int num_tokens, num_rows, num_logits, table_width, num_groups = 1;
   const int32_t* token_ids;
   const int32_t* positions;
   const int32_t* slots;
@@ -29,6 +30,11 @@ struct Batch {
   const int32_t* context_len;
   const int32_t* block_table;
   const int32_t* logit_tokens;
+
+  const int32_t* slots_of(int group) const { return slots + size_t(group) * num_tokens; }
+  const int32_t* table(int group, int row) const {
+    return block_table + (size_t(group) * num_rows + row) * table_width;
+  }
 };
 
 // Rows of a matrix as a file has them, one behind the other.
@@ -88,7 +94,10 @@ class Executor {
   int add_attention(AttentionShape shape);
   void add_operation(Operation operation);
 
-  void allocate_kv(int num_layers, int num_blocks, int block_size, int attention);
+  // Where layers have their KV: layer i in the blocks of group group_of[i], in the array_of[i]th array of the pool. Without
+  // a call all are in one group, each with an array of its own. A window of 0 is none.
+  void place_layers(const std::vector<int>& group_of, const std::vector<int>& array_of, std::vector<int> windows);
+  void allocate_kv(int num_arrays, int num_blocks, int block_size, int attention);
 
   // Has the system provide the pool's memory now, and not one page after the other as it is written to.
   void touch_kv();
@@ -196,7 +205,14 @@ class Executor {
   std::vector<Slabs> slabs_;
   std::vector<AttentionShape> shapes_;
   std::vector<Operation> operations_;
-  std::vector<Array<T>> pools_;  // of KV, one for each layer
+  struct Place {
+    int group, array;
+  };
+  Place place(int layer) const { return places_.empty() ? Place{0, layer} : places_[layer]; }
+
+  std::vector<Place> places_;      // of layers, if there are groups
+  std::vector<int> windows_ = {0};  // of groups
+  std::vector<Array<T>> pools_;    // arrays of KV, one for each layer of a group
   int block_size_ = 0;
   int num_blocks_ = 0;
 

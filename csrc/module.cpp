@@ -40,8 +40,11 @@ Logits forward(Executor<T>& self, Ints token_ids, Ints positions, Ints slots, In
   batch.num_rows = int(context_len.size());
   batch.num_logits = int(logit_tokens.size());
   batch.table_width = int(block_table.shape(1));
-  check(positions.size() == token_ids.size() && slots.size() == token_ids.size(), "one position and slot for each token");
-  check(query_start.size() == context_len.size() + 1 && block_table.shape(0) == context_len.size(), "one entry per row");
+  check(batch.num_rows > 0 && block_table.shape(0) % context_len.size() == 0, "one table per row in each group");
+  batch.num_groups = int(block_table.shape(0) / context_len.size());
+  check(positions.size() == token_ids.size(), "one position for each token");
+  check(slots.size() == token_ids.size() * batch.num_groups, "one slot for each token in each group");
+  check(query_start.size() == context_len.size() + 1, "one entry per row");
   batch.token_ids = token_ids.data();
   batch.positions = positions.data();
   batch.slots = slots.data();
@@ -194,7 +197,8 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
            "kind"_a, "input"_a = -1, "table"_a = -1, "output"_a = -1, "weight"_a = -1, "layer"_a = -1,
            "attention"_a = -1, "q_norm"_a = -1, "k_norm"_a = -1, "epsilon"_a = 0.0f, "factor"_a = 1.0f,
            "soft_cap"_a = 0.0f, "epilogue"_a = "store", "selects"_a = false, "on_logit_rows"_a = false, "label"_a = "")
-      .def("allocate_kv", &E::allocate_kv, "num_layers"_a, "num_blocks"_a, "block_size"_a, "attention"_a)
+      .def("place_layers", &E::place_layers, "group_of"_a, "array_of"_a, "windows"_a)
+      .def("allocate_kv", &E::allocate_kv, "num_arrays"_a, "num_blocks"_a, "block_size"_a, "attention"_a)
       .def("touch_kv", &E::touch_kv, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward<T>)
       .def("sample", &sample<T>, "logits"_a, "params"_a, "token_ids"_a, "table_rows"_a, "num_tokens"_a,

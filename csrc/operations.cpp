@@ -175,6 +175,8 @@ void Executor<T>::rotary(const Operation& op, int begin, int end) {
   const int q_size = shape.num_heads * head_dim, kv_size = shape.num_kv_heads * head_dim;
   Rows& in = rows_[op.input];
   T* q = slabs_[op.output].data.data();
+  T* pool = pools_[place(op.layer).array].data();
+  const int32_t* slots = batch_->slots_of(place(op.layer).group);
   for (int row = begin; row < end; ++row) {
     float* x = in.data() + size_t(row) * in.width;
     if (op.q_norm >= 0) norm_heads(x, shape.num_heads, head_dim, vectors_[op.q_norm].data(), op.epsilon);
@@ -184,7 +186,7 @@ void Executor<T>::rotary(const Operation& op, int begin, int end) {
       for (int head = 0; head < shape.num_heads + shape.num_kv_heads; ++head) rotate(x + head * head_dim, half, table);
     }
     for (int i = 0; i < q_size; i += 16) store16(q + size_t(row) * q_size + i, _mm512_loadu_ps(x + i));
-    write_kv(shape, pools_[op.layer].data(), batch_->slots[row], x + q_size, x + q_size + kv_size);
+    write_kv(shape, pool, slots[row], x + q_size, x + q_size + kv_size);
   }
 }
 

@@ -107,6 +107,7 @@ def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> 
         options,
         model_max_len=files.config.max_position_embeddings,
         kv_bytes_per_token=executor.kv_bytes_per_token,
+        kv_windows=executor.kv_windows,
         free_bytes=free_memory_bytes() if free_bytes is None else free_bytes,
     )
     logger.info("%s", pool.explanation)
@@ -114,6 +115,7 @@ def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> 
         options,
         max_model_len=pool.max_model_len,
         num_blocks=pool.num_blocks,
+        kv_windows=executor.kv_windows,
         eos_token_ids=files.eos_token_ids,
         vocab_size=files.config.vocab_size,
     )
@@ -123,6 +125,7 @@ def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> 
         max_model_len=config.max_model_len,
         num_blocks=config.num_blocks,
         block_size=config.block_size,
+        windows=config.kv_windows,
         vocab_size=config.vocab_size,
     )
     return EngineCore(Scheduler(config), runner, seed=options.seed)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from noria.errors import OptionError
+from noria.kv_layout import KVLayout
 from noria.typed_fields import mistyped
 
 DTYPES = ("bfloat16", "float32")
@@ -279,11 +280,13 @@ class ServerOptions:
 class SchedulerConfig(SchedulingOptions):
     """Limits the scheduler works within: the options, and what the model and the machine make of them.
 
-    `max_model_len` never exceeds `num_blocks * block_size`: a request that is accepted fits into an empty pool.
+    A request of `max_model_len` tokens fits into an empty pool, by `kv_layout`: whatever is accepted fits alone.
     """
 
     max_model_len: int
     num_blocks: int
+    kv_windows: tuple[int | None, ...] = (None,)
+    """The sliding window of each group of layers, None for full attention; see `noria.kv_layout`."""
     max_adapters: int | None = None
     """How many different adapters one step may have; None for any number."""
     eos_token_ids: tuple[int, ...] = ()
@@ -297,11 +300,12 @@ class SchedulerConfig(SchedulingOptions):
 
     def __post_init__(self) -> None:
         SchedulingOptions.__post_init__(self)
-        if self.max_model_len > self.num_blocks * self.block_size:
+        layout = self.kv_layout
+        if layout.most_blocks(self.max_model_len) > self.num_blocks:
             raise OptionError(
                 f"max_model_len {self.max_model_len} does not fit into the KV pool of {self.num_blocks} blocks x "
-                f"{self.block_size} tokens: lower it to {self.num_blocks * self.block_size}, or enlarge the pool "
-                "(num_kv_blocks, kv_cache_memory_bytes)"
+                f"{self.block_size} tokens: lower it to {layout.longest(self.num_blocks, self.max_model_len)}, or "
+                "enlarge the pool (num_kv_blocks, kv_cache_memory_bytes)"
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise OptionError(
@@ -309,6 +313,10 @@ class SchedulerConfig(SchedulingOptions):
                 f"{self.max_num_batched_tokens} and max_model_len is {self.max_model_len}: raise the one to the other, "
                 "or lower max_model_len"
             )
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        return KVLayout(self.block_size, self.kv_windows, self.max_num_batched_tokens)
 
     @classmethod
     def of(cls, options: SchedulingOptions, **limits: Any) -> Self:

@@ -40,6 +40,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (_is_text, "a text"),
     "tuple[str, ...]": (_are(_is_text), "a list of texts"),
     "tuple[int, ...]": (_are(_is_int), "a list of token ids"),
+    "tuple[int | None, ...]": (_are(lambda value: value is None or _is_int(value)), "a list of whole numbers and None"),
     "tuple[tuple[int, ...], ...]": (_are(_are(_is_int)), "a list of lists of token ids"),
     "dict[int, float]": (_is_id_to_number, "a map of token ids to numbers"),
 }

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from types import FunctionType
 from typing import Any
 
-from exploration_worlds import Contents, ModelWorker, SmallWorld
+from exploration_worlds import Contents, ModelWorker, SmallWorld, in_group
 
 from noria.config import SchedulerConfig
 from noria.core.events import FinishReason, RequestEvent
@@ -60,7 +60,7 @@ class Moment:
     def __init__(self, world: SmallWorld) -> None:
         config = world.config()
         self.scheduler = Scheduler(config, drafter=world.draft if world.drafts else None)
-        self.worker = ModelWorker(config.num_blocks, config.block_size)
+        self.worker = ModelWorker(config.num_blocks, config.block_size, config.kv_windows)
         self.now_s = 0.0
         self.num_arrived = 0
         self.num_faults_left = world.num_faults
@@ -199,20 +199,22 @@ def _request_key(request: Request, moment: Moment) -> tuple[Any, ...]:
 def _kv_key(moment: Moment, contents: Contents) -> tuple[Any, ...]:
     kv = moment.scheduler.kv
     pool = kv.pool
-    label = {block_hash: contents.label.get(block_hash, 0) for block_hash in pool._block_of}
+    label = {name: contents.label.get(name[:32], 0) * 8 + sum(name[32:]) for name in pool._block_of}
     names: dict[int, int] = {}
     tables = []
     for request_id, holding in kv._holdings.items():
         table = []
         for block_id in holding.block_ids:
             block_hash = pool._hash_of[block_id]
-            table.append((names.setdefault(block_id, len(names)), block_hash and label[block_hash]))
+            table.append((names.setdefault(block_id, len(names)) if block_id else -1, block_hash and label[block_hash]))
         is_old = holding.epoch != kv.epoch
-        promised = (holding.num_registered, holding.num_claimed, holding.num_owed, is_old)
+        windows = tuple((p.num_passed, p.most, p.num_own, tuple(p.not_own)) for p in holding.passings)
+        promised = (holding.num_registered, holding.num_claimed, holding.num_owed, is_old, windows, holding.resume_at)
         tables.append((request_id, tuple(table), promised))
     idle = tuple(label[pool._hash_of[block_id]] for block_id in pool._idle)  # type: ignore[index]
     claims = sorted((contents.label.get(block_hash, 0), owner) for block_hash, owner in kv._claims.items())
-    return tuple(sorted(tables)), idle, len(pool._blank), tuple(claims)
+    cold = tuple(label[pool._hash_of[block_id]] for block_id in pool._cold)  # type: ignore[index]
+    return tuple(sorted(tables)), idle, cold, len(pool._blank), tuple(claims)
 
 
 def _policy_key(moment: Moment, alive: list[Request], world: SmallWorld) -> tuple[Any, ...]:
@@ -275,7 +277,10 @@ def _check_worker(moment: Moment, contents: Contents) -> None:
     """The worker knows what the scheduler believes it to know, and all findable content is what its hash says."""
     scheduler, worker = moment.scheduler, moment.worker
     for request in scheduler.running:
-        own = (request.num_tokens, scheduler.kv.block_ids(request.request_id), request.num_computed)
+        block_ids = scheduler.kv.block_ids(request.request_id)
+        if worker.windows != (None,):  # what a window passes within a block is given up when the block is full
+            block_ids = worker.without_passed(block_ids, request.num_computed)
+        own = (request.num_tokens, block_ids, request.num_computed)
         row = worker.rows.get(request.request_id)
         if row != own:
             raise PlanViolation(f"{request.request_id}: the worker's row is {row}, the scheduler's {own}")
@@ -284,9 +289,10 @@ def _check_worker(moment: Moment, contents: Contents) -> None:
     if strangers:
         raise PlanViolation(f"the worker has rows of {sorted(strangers)}, who do not run")
     size = worker.block_size
-    for block_hash, block_id in scheduler.kv.pool._block_of.items():
+    for name, block_id in scheduler.kv.pool._block_of.items():
         kept = tuple(worker.slots[block_id * size : (block_id + 1) * size])
-        if kept != contents.behind_hash.get(block_hash):
+        group = int.from_bytes(name[32:], "big")
+        if kept != tuple(in_group(number, group) for number in contents.behind_hash.get(name[:32], ())):
             raise PlanViolation(f"block {block_id} is findable under a hash that its content {kept} does not have")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, cycle, product
 from typing import Any
 
 from noria.config import SchedulerConfig
@@ -21,6 +21,7 @@ from noria.core.request import Request
 from noria.core.scheduler import PauseMode
 from noria.fakes.runner import PlanViolation
 from noria.kv.prefix import PrefixKey
+from noria.kv_layout import KVLayout, columns_behind
 from noria.sampling import SamplingParams
 
 EOS, STOP = 2, 9
@@ -107,6 +108,8 @@ class SmallWorld:
         options = dict(self.options)
         if not options.get("enable_chunked_prefill", True):
             options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], self.longest)
+        layout = KVLayout(options["block_size"], options.get("kv_windows", (None,)), options["max_num_batched_tokens"])
+        options["num_blocks"] += layout.most_blocks(self.longest) - layout.num_columns(self.longest)
         return SchedulerConfig(max_model_len=self.longest, eos_token_ids=(EOS,), num_records_kept=1, **options)
 
     def draft(self, request: Request) -> tuple[int, ...]:
@@ -138,10 +141,11 @@ class Contents:
 class ModelWorker:
     """Rows and KV slots. A row is (known tokens, block ids, computed tokens)."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, windows: tuple[int | None, ...] = (None,)) -> None:
         self.rows: dict[str, tuple[int, tuple[int, ...], int]] = {}
         self.slots = [0] * ((num_blocks + 1) * block_size)
         self.block_size = block_size
+        self.windows = windows
 
     def execute(self, plan: StepPlan, world: SmallWorld, contents: Contents) -> StepResult:
         for request_id in plan.finished + plan.preempted:
@@ -153,6 +157,7 @@ class ModelWorker:
             _require(admitted.token_ids == own, f"{request_id} is admitted with tokens that are not its own")
             self.rows[request_id] = (num_known, admitted.block_ids, admitted.num_computed_tokens)
             self.check_content(request_id, contents)
+            _require(self.without_passed(*self.rows[request_id][1:]) == admitted.block_ids, "a window has moved past")
         for request_id, block_ids in plan.new_block_ids.items():
             num_known, held, num_computed = self.rows[request_id]
             self.rows[request_id] = (num_known, held + block_ids, num_computed)
@@ -173,31 +178,58 @@ class ModelWorker:
         _require(num_tokens >= 1, f"{request_id} is scheduled for {num_tokens} tokens")
         _require(end <= num_known + len(drafts), f"{request_id} would compute beyond its known tokens")
         _require(not drafts or end == num_known + len(drafts), f"{request_id}'s drafts are not all planned")
-        _require(end <= len(block_ids) * self.block_size, f"{request_id} lacks blocks for {end} tokens")
+        num_groups = len(self.windows)
+        num_places = len(block_ids) // num_groups * self.block_size
+        _require(end <= num_places, f"{request_id} lacks blocks for {end} tokens")
         num_right = 0
         while num_right < len(drafts) and drafts[num_right] == script[num_known + num_right]:
             num_right += 1
         for position in range(num_computed, end):
-            block_id = block_ids[position // self.block_size]
-            for other, (_, held, _) in self.rows.items():
-                _require(other == request_id or block_id not in held, f"{request_id} writes into a block of {other}")
-            content = own[position] if position < num_known + num_right else JUNK
-            self.slots[block_id * self.block_size + position % self.block_size] = content
+            column, offset = divmod(position, self.block_size)
+            for group, block_id in enumerate(block_ids[column * num_groups : (column + 1) * num_groups]):
+                for other, (_, held, _) in self.rows.items():
+                    is_alone = other == request_id or block_id not in held
+                    _require(is_alone, f"{request_id} writes into a block of {other}")
+                content = in_group(own[position], group) if position < num_known + num_right else JUNK
+                self.slots[block_id * self.block_size + offset] = content
         if end < num_known:
-            self.rows[request_id] = (num_known, block_ids, end)
+            self.rows[request_id] = (num_known, self.without_passed(block_ids, end), end)
             return ()
         num_said = num_known + num_right + 1
-        self.rows[request_id] = (num_said, block_ids, num_said - 1)
+        self.rows[request_id] = (num_said, self.without_passed(block_ids, num_said - 1), num_said - 1)
         return script[num_known:num_said]
+
+    def first_columns(self, num_computed: int) -> list[int]:
+        """Of each group: the first column that the next token still reads."""
+        size = self.block_size
+        return [0 if w is None else max(0, columns_behind(w, num_computed, size)) for w in self.windows]
+
+    def without_passed(self, block_ids: tuple[int, ...], num_computed: int) -> tuple[int, ...]:
+        """What a window has moved past is read no more, and may be another's."""
+        if self.windows == (None,):
+            return block_ids
+        first, num_groups = self.first_columns(num_computed), len(self.windows)
+        return tuple(0 if i // num_groups < first[i % num_groups] else b for i, b in enumerate(block_ids))
 
     def check_content(self, request_id: str, contents: Contents) -> None:
         """Every computed position of the row holds the content of the request's own prefix."""
         num_known, block_ids, num_computed = self.rows[request_id]
         _require(num_computed < num_known, f"{request_id} has nothing to compute")
-        _require(len(set(block_ids)) == len(block_ids), f"{request_id} has a block twice")
-        size = self.block_size
-        kept = [slot for b in block_ids for slot in self.slots[b * size : (b + 1) * size]][:num_computed]
-        _require(tuple(kept) == contents.of[request_id][:num_computed], f"{request_id}'s KV is not its own: {kept}")
+        held = [block_id for block_id in block_ids if block_id]
+        _require(len(set(held)) == len(held), f"{request_id} has a block twice")
+        size, num_groups = self.block_size, len(self.windows)
+        for group, first in enumerate(self.first_columns(num_computed)):
+            own_ids = block_ids[first * num_groups + group :: num_groups]
+            kept = [slot for b in own_ids for slot in self.slots[b * size : (b + 1) * size]][
+                : num_computed - first * size
+            ]
+            expected = [in_group(number, group) for number in contents.of[request_id][first * size : num_computed]]
+            _require(kept == expected, f"{request_id}'s KV is not its own: {kept}")
+
+
+def in_group(number: int, group: int) -> int:
+    """The content of one group's slots: other than any other group's for the same tokens."""
+    return number + 1000 * group
 
 
 def _require(holds: bool, message: str) -> None:
@@ -239,6 +271,13 @@ def _mixes() -> dict[str, tuple[Spec, ...]]:
         ),
     }
 
+
+WINDOWS: dict[str, tuple[int | None, ...]] = {
+    "full and sliding": (None, 3),
+    "sliding only": (2,),
+    "two windows": (4, None, 1),
+}
+"""Groups of layers, in hybrid worlds."""
 
 _FOURTH = Spec((11, 12), (21, 23), priority=1, tenant="u")
 
@@ -323,3 +362,10 @@ def special_worlds(num_requests: int = 3) -> Iterator[SmallWorld]:
                 tuned = (replace(a, adapter="x"), replace(b, adapter="y"), *others)
                 one = world.options | {"max_adapters": 1}
                 yield replace(world, name=f"adapters; {world.name}", specs=tuned, options=one, aborts=True)
+
+
+def hybrid_worlds(num_requests: int = 3) -> Iterator[SmallWorld]:
+    """The worlds above, plain ones and special ones in turn, over several groups of layers."""
+    both = chain.from_iterable(zip(plain_worlds(num_requests), special_worlds(num_requests), strict=True))
+    for world, (name, windows) in zip(both, cycle(WINDOWS.items())):
+        yield replace(world, name=f"{name}; {world.name}", options=world.options | {"kv_windows": windows})

@@ -41,7 +41,8 @@ class Draw:
 def under_pressure(policy: str, seed: int, **config: object) -> World:
     """Twenty requests of three tenants and classes over forty steps, in a third of the memory that they would like."""
     draw = Draw(seed)
-    world = World(num_blocks=24, max_num_batched_tokens=24, max_num_seqs=6, scheduling_policy=policy, **config)
+    limits = {"num_blocks": 24, "max_num_batched_tokens": 24, "max_num_seqs": 6} | config
+    world = World(scheduling_policy=policy, **limits)
     for i in range(20):
         family = 1000 * draw(1, 3)
         prompt = [family + t for t in range(draw(0, 14))] + [10_000 * (i + 1) + t for t in range(draw(1, 12))]
@@ -129,6 +130,31 @@ def drafts_right_and_wrong() -> World:
     for i in range(14):
         world.add(f"r{i}", draw(1, 20), max_tokens=draw(16, 40))
         world.step()
+    return world
+
+
+@workload
+def windows_under_pressure() -> World:
+    """A model of two kinds of layers, two groups of the one and one of the other."""
+    return under_pressure("fcfs", 8, kv_windows=(None, 10, 10), num_blocks=48)
+
+
+@workload
+def displacement_with_windows() -> World:
+    return under_pressure("priority", 9, kv_windows=(6, None), num_blocks=40, priority_aging_s=20.0)
+
+
+@workload
+def one_prompt_four_times_with_windows() -> World:
+    """The second finds its prefix; the third does not, for others have used the memory; the fourth does again."""
+    world = World(num_blocks=36, max_num_batched_tokens=16, kv_windows=(None, 8))
+    shared = list(range(50, 91))
+    for i in range(4):
+        world.add(f"same{i}", shared, max_tokens=6)
+        world.run()
+        if i == 1:
+            world.add("other", 60, max_tokens=40)
+            world.run()
     return world
 
 

@@ -12,7 +12,7 @@ import pytest
 from exploration import Exploration, _Explorer, explore
 from exploration_history import Action
 from exploration_states import Kind, Moment, forget_the_last_step, freeze, key, thaw
-from exploration_worlds import SmallWorld, Spec, plain_worlds, special_worlds
+from exploration_worlds import WINDOWS, SmallWorld, Spec, hybrid_worlds, plain_worlds, special_worlds
 
 from noria.core.advancing import Advancing
 from noria.core.draft import PlanDraft
@@ -56,6 +56,30 @@ def explore_all(worlds: Iterable[SmallWorld]) -> int:
 
 def test_no_history_breaks_or_stops_the_scheduler() -> None:
     assert explore_all(daily_worlds()) >= 100_000
+
+
+def daily_hybrid_worlds() -> list[SmallWorld]:
+    return list(islice(hybrid_worlds(), 0, None, 53))
+
+
+def test_no_history_breaks_or_stops_the_scheduler_of_a_model_with_sliding_windows() -> None:
+    assert explore_all(daily_hybrid_worlds()) >= 25_000
+
+
+def test_the_hybrid_worlds_of_every_day_meet_each_kind_of_model_with_each_policy_pool_switch_and_event() -> None:
+    everything = {part for world in hybrid_worlds() for part in world.name.split("; ")}
+    for kind in WINDOWS:
+        met = {
+            part for world in daily_hybrid_worlds() for part in world.name.split("; ") if world.name.startswith(kind)
+        }
+        assert everything - met == WINDOWS.keys() - {kind}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(7))
+def test_no_history_of_all_hybrid_worlds_breaks_or_stops_the_scheduler(part: int) -> None:
+    assert explore_all(islice(hybrid_worlds(), part, None, 13)) >= 150_000
 
 
 @pytest.mark.parametrize("policy", POLICIES)

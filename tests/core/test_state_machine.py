@@ -100,6 +100,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         requests=st.lists(REQUESTS, min_size=2, max_size=8),
     )
     def build(self, limits: dict[str, Any], drafter: Any, requests: list[dict[str, Any]]) -> None:
+        self._begin(limits, drafter, requests)
+
+    def _begin(self, limits: dict[str, Any], drafter: Any, requests: list[dict[str, Any]]) -> None:
         if not limits.get("enable_chunked_prefill", True):
             limits["max_num_batched_tokens"] = max(24, limits["num_blocks"] * limits["block_size"])
         self.world = World(drafter=drafter, **limits)
@@ -239,6 +242,31 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+
+
+class HybridMachine(SchedulerMachine):
+    """The same over several groups of layers."""
+
+    @initialize(
+        limits=LIMITS,
+        windows=st.sampled_from([(None, 6), (5,), (None, 3, 3), (9, None, 1)]),
+        drafter=st.sampled_from([*[None] * 4, *DRAFTERS]),
+        requests=st.lists(REQUESTS, min_size=2, max_size=8),
+    )
+    def build(
+        self, limits: dict[str, Any], windows: tuple[int | None, ...], drafter: Any, requests: list[dict[str, Any]]
+    ) -> None:
+        several = {"kv_windows": windows, "num_blocks": limits["num_blocks"] * len(windows)}
+        self._begin(limits | several, drafter, requests)
+
+
+TestHybridMachine = HybridMachine.TestCase
+TestHybridMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.full
+class TestHybridMachineAtLength(HybridMachine.TestCase):
+    settings = settings(max_examples=3000, stateful_step_count=80, deadline=None)
 
 
 @pytest.mark.full

@@ -14,9 +14,16 @@ from noria.core.request import Request
 from noria.core.scheduler import Drafter, Scheduler
 from noria.fakes import ManualClock, ScriptedRunner
 from noria.kv.prefix import PrefixKey
+from noria.kv_layout import KVLayout
 from noria.sampling import SamplingParams
 
 EOS = 2
+
+
+def longest_sequence(num_blocks: int, block_size: int, max_chunk: int, config: Mapping[str, Any]) -> int:
+    """What a pool has room for; with sliding windows no more than it would hold with full attention everywhere."""
+    layout = KVLayout(block_size, config.get("kv_windows", (None,)), max_chunk)
+    return layout.longest(num_blocks, num_blocks * block_size)
 
 
 class World:
@@ -39,12 +46,12 @@ class World:
             block_size=block_size,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len or num_blocks * block_size,
+            max_model_len=max_model_len or longest_sequence(num_blocks, block_size, max_num_batched_tokens, config),
             eos_token_ids=(EOS,),
             **config,
         )
         self.scheduler = Scheduler(self.config, drafter=drafter)
-        self.runner = ScriptedRunner(num_blocks, block_size, script)
+        self.runner = ScriptedRunner(num_blocks, block_size, script, windows=self.config.kv_windows)
         self.clock = ManualClock()
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}

@@ -61,7 +61,8 @@ def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
 def all_logits(executor: Executor, tokens: list[int], block_size: int = 16) -> Logits:
     """[tokens, vocab_size]: what the model expects after each token, from one forward pass."""
     num_tokens, num_blocks = len(tokens), -(-len(tokens) // block_size)
-    executor.allocate_kv(num_blocks, block_size)
+    num_groups = len(executor.kv_windows)
+    executor.allocate_kv(num_blocks * num_groups, block_size)
     positions = np.arange(num_tokens, dtype=np.int32)
     return executor.forward(
         ForwardBatch(
@@ -72,7 +73,7 @@ def all_logits(executor: Executor, tokens: list[int], block_size: int = 16) -> L
             context_len=np.array([num_tokens], dtype=np.int32),
             block_table=np.arange(1, num_blocks + 1, dtype=np.int32)[None],
             logit_tokens=positions,
-        )
+        ).spread(num_groups, block_size)
     )
 
 

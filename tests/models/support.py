@@ -135,8 +135,12 @@ class PagedDriver:
     free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.executor.allocate_kv(self.num_blocks, self.block_size)
+        self.executor.allocate_kv(self.num_blocks * len(self.executor.kv_windows), self.block_size)
         self.free = np.random.default_rng(self.seed).permutation(np.arange(1, self.num_blocks + 1)).tolist()
+
+    def pack(self, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]], *, wanted: str) -> ForwardBatch:
+        """`pack`, with blocks for each of the model's groups of layers."""
+        return pack(rows, self.block_size, wanted=wanted).spread(len(self.executor.kv_windows), self.block_size)
 
     def logits(self, prompts: Sequence[Sequence[int]], chunks: Sequence[int]) -> list[Float32Array]:
         """Logits at every position of each prompt, [tokens, vocab]; prompt i advances by `chunks[i]` tokens a step."""
@@ -149,7 +153,7 @@ class PagedDriver:
             for i in active:
                 held = tables[i][: -(-ends[i] // self.block_size)]
                 rows.append((prompts[i][: ends[i]], done[i], held))
-            batch = pack(rows, self.block_size, wanted="all")
+            batch = self.pack(rows, wanted="all")
             logits = self.executor.forward(batch)
             for row, i in enumerate(active):
                 results[i].append(logits[batch.query_start[row] : batch.query_start[row + 1]].copy())
@@ -169,7 +173,7 @@ def executor_greedy(driver: PagedDriver, prompts: Sequence[Sequence[int]], num_t
             (tokens, computed, table[: -(-len(tokens) // driver.block_size)])
             for tokens, computed, table in zip(known, done, tables, strict=True)
         ]
-        logits = driver.executor.forward(pack(rows, driver.block_size, wanted="last"))
+        logits = driver.executor.forward(driver.pack(rows, wanted="last"))
         done = [len(tokens) for tokens in known]
         for tokens, row in zip(known, logits, strict=True):
             tokens.append(int(row.argmax()))

@@ -215,3 +215,33 @@ def test_memory_is_not_touched_before_it_is_used() -> None:
     batch.apply(plan(admitted=(admitted("a", [1, 2]),)))
     assert batch.token_ids.shape == (64, 2**20)
     assert np.count_nonzero(batch.token_ids[:, :8]) == 2
+
+
+def test_rows_of_a_model_of_two_groups_forget_what_a_window_has_moved_past():
+    """A full group and one with a window of 5; blocks of 4 tokens, column after column."""
+    batch = PersistentBatch(max_num_seqs=3, max_model_len=24, num_blocks=40, block_size=4, windows=(None, 5))
+    first, second = admitted("a", range(1, 12), blocks=[1, 2, 3, 4, 5, 6]), admitted("b", [7, 8], blocks=[11, 12])
+    batch.apply(StepPlan(1, {"a": 11, "b": 2}, admitted=(first, second)))
+    rows = np.array([batch.row("a"), batch.row("b")])
+    assert batch.num_columns(rows).tolist() == [3, 1]
+    batch.drop_passed(rows)
+    assert batch.table_of(1)[rows, :3].tolist() == [[2, 4, 6], [12, 0, 0]], "nothing has been computed yet"
+    batch.num_computed_tokens[rows[0]] = 8  # the next token, at 8, reads 4 and what follows
+    batch.drop_passed(rows)
+    assert batch.table_of(0)[rows[0], :3].tolist() == [1, 3, 5]
+    assert batch.table_of(1)[rows[0], :3].tolist() == [0, 4, 6]
+    batch.apply(StepPlan(2, {"b": 1}, finished=("a",)))  # b moves to the row that a had
+    batch.check()
+    batch.num_computed_tokens[0] = 2
+    batch.apply(StepPlan(3, {"b": 1}, new_block_ids={"b": (2, 1)}))
+    batch.drop_passed(np.array([0]))
+    assert batch.block_table[0, :4].tolist() == [11, 12, 2, 1]
+    batch.check()
+
+
+def test_a_cached_prefix_comes_with_null_blocks_where_its_window_ends():
+    batch = PersistentBatch(max_num_seqs=1, max_model_len=24, num_blocks=40, block_size=4, windows=(None, 5))
+    cached = admitted("a", range(1, 12), blocks=[1, 0, 3, 4, 5, 6], computed=8)
+    batch.apply(StepPlan(1, {"a": 3}, admitted=(cached,)))
+    batch.check()
+    assert batch.table_of(1)[0, :3].tolist() == [0, 4, 6]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,3 +104,30 @@ def test_bytes_for_people() -> None:
     assert list(map(format_bytes, sizes)) == [
         "0 B", "1023 B", "1.00 KiB", "5.00 MiB", "123 MiB", "1.50 GiB", "200 GiB",
     ]  # fmt: skip
+
+
+def hybrid(options: dict[str, Any], windows: tuple[int | None, ...], model_max_len: int = 4096) -> KvPoolSize:
+    return size_kv_pool(
+        EngineOptions(**options),
+        model_max_len=model_max_len,
+        kv_bytes_per_token=1000,
+        free_bytes=2**34,
+        kv_windows=windows,
+    )
+
+
+def test_full_length_sequences_take_less_with_windows() -> None:
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
+    everywhere, hybrid_pool = hybrid(options, (None, None)), hybrid(options, (None, 128))
+    assert everywhere.num_blocks == 4 * 2 * 256
+    assert hybrid_pool.num_blocks == 4 * (256 + 13)  # 127 + 64 tokens lie in 12 blocks and, for their edges, one more
+    assert "room for 4 full-length sequences" in hybrid_pool.explanation
+    assert "2 groups of layers (1 with full attention, 1 with a window of 128 tokens)" in hybrid_pool.explanation
+
+
+def test_the_longest_sequence_is_what_fits_with_its_windows() -> None:
+    options = {"num_kv_blocks": 100, "max_num_batched_tokens": 64}
+    assert hybrid(options, (None, 128)).max_model_len == (100 - 13) * 16
+    assert hybrid(options, (128,)).max_model_len == 4096, "a model of windows only needs no more for longer sequences"
+    with pytest.raises(OptionError, match="a token in each of the model's 3 groups"):
+        hybrid({"num_kv_blocks": 2}, (None, 128, 128))

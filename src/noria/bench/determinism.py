@@ -13,7 +13,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ from noria.config import EngineOptions
 from noria.errors import NoriaError, OptionError
 from noria.files.model import ModelFiles
 from noria.files.sources import open_model
+from noria.kv_layout import KVLayout, group_layers
 from noria.ops.executors import create_executor
-from noria.runner.executor import Executor, Float32Array, ForwardBatch, Int32Array
+from noria.runner.executor import Executor, Float32Array, ForwardBatch, GroupBlocks, Int32Array
 from noria.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -94,8 +95,9 @@ class Case:
         )
         return ", ".join(filter(None, words))
 
-    def options(self, matrix: Matrix, dtype: str, executor: str) -> EngineOptions:
-        longest = -(-(matrix.longest_prompt + matrix.num_new_tokens) // BLOCK_SIZE)
+    def options(self, matrix: Matrix, dtype: str, executor: str, windows: tuple[int | None, ...]) -> EngineOptions:
+        layout = KVLayout(BLOCK_SIZE, windows, self.budget)
+        longest = layout.most_blocks(matrix.longest_prompt + matrix.num_new_tokens)
         names: dict[str, object] = {
             "dtype": dtype,
             "executor": executor,
@@ -104,7 +106,9 @@ class Case:
             "max_num_batched_tokens": self.budget,
             "enable_prefix_caching": self.warm,
             # So few that they must be taken from each other, or enough for everybody, cached prompts included.
-            "num_kv_blocks": longest + 1 if self.preempted else (longest + 1) * (matrix.num_sequences + 1),
+            "num_kv_blocks": longest + layout.num_groups
+            if self.preempted
+            else (longest + layout.num_groups) * (matrix.num_sequences + 1),
             "adaptive_watermark": not self.preempted,
             "reserve_full_sequence": not self.preempted,
             "threads": self.threads,
@@ -142,6 +146,9 @@ class RecordingExecutor(ExecutorWrapper):
         self._ledger = ledger
         self._seed = seed
         self._block_size = 0
+        if None not in executor.kv_windows:
+            raise OptionError("the tokens before a window are known only by layers with full attention: there are none")
+        self._whole = executor.kv_windows.index(None)  # a group that keeps all tokens
         self._placement: Int32Array = np.zeros(0, dtype=np.int32)
         self._token_of_slot: Int32Array = np.zeros(0, dtype=np.int32)
 
@@ -155,24 +162,23 @@ class RecordingExecutor(ExecutorWrapper):
 
     def forward(self, batch: ForwardBatch) -> Float32Array:
         size = self._block_size
-        self._token_of_slot[batch.slots] = batch.token_ids
+        whole = batch.groups[self._whole]
+        self._token_of_slot[whole.slots] = batch.token_ids
+        first, *others = [self._placed(group) for group in batch.groups]
         logits = self.inner.forward(
-            ForwardBatch(
-                token_ids=batch.token_ids,
-                positions=batch.positions,
-                slots=self._placement[batch.slots // size] * size + batch.slots % size,
-                query_start=batch.query_start,
-                context_len=batch.context_len,
-                block_table=self._placement[batch.block_table],
-                logit_tokens=batch.logit_tokens,
-            )
+            replace(batch, slots=first.slots, block_table=first.block_table, other_groups=tuple(others))
         )
         rows = np.searchsorted(batch.query_start, batch.logit_tokens, side="right") - 1
         for row, token, values in zip(rows.tolist(), batch.logit_tokens.tolist(), logits, strict=True):
             positions = np.arange(int(batch.positions[token]) + 1)
-            slots = batch.block_table[row, positions // size] * size + positions % size
+            slots = whole.block_table[row, positions // size] * size + positions % size
             self._ledger.note(_digest(self._token_of_slot[slots]), _digest(values))
         return logits
+
+    def _placed(self, group: GroupBlocks) -> GroupBlocks:
+        size = self._block_size
+        slots = self._placement[group.slots // size] * size + group.slots % size
+        return GroupBlocks(slots, self._placement[group.block_table])
 
 
 def measure_determinism(
@@ -191,12 +197,13 @@ def measure_determinism(
     tokenizer = load_tokenizer(files.tokenizer)
     prompts = matrix.prompts(files.config.vocab_size)
     ledger = Ledger()
+    windows = group_layers([files.config.window(layer) for layer in range(files.config.num_layers)]).windows
     by_case: dict[str, int] = {}
     num_cases = 0
     for threads, cases in itertools.groupby(matrix.cases(), key=lambda case: case.threads):
         loaded: Executor | None = None
         for case in cases:
-            case_options = case.options(matrix, dtype, executor)
+            case_options = case.options(matrix, dtype, executor, windows)
             loaded = loaded or make_executor(files, case_options)
             before = ledger.num_different
             _run_case(case, files, tokenizer, loaded, case_options, prompts, matrix, ledger)

@@ -49,7 +49,7 @@ class StepShape:
         query_lens = np.diff(batch.query_start).astype(np.int64)
         context_lens = batch.context_len.astype(np.int64)
         pairs = query_lens * (context_lens - query_lens) + query_lens * (query_lens + 1) // 2
-        blocks = batch.block_table[batch.block_table != 0]  # those in use; a shared one is always full
+        blocks = batch.block_table[batch.block_table != 0]  # those in use, of the first group; a shared one is full
         num_shared = len(blocks) - len(np.unique(blocks))
         return cls(
             num_tokens=len(batch.token_ids),

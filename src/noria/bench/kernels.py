@@ -40,10 +40,11 @@ def time_kernels(
     if min(*batches, context_len, prefill_tokens, num_repetitions) < 1:
         raise OptionError("--batch, --context, --prefill-tokens and --repetitions must all be at least 1")
     most_rows, row_blocks = max(batches), -(-max(context_len, prefill_tokens) // BLOCK_SIZE)
-    executor.allocate_kv(most_rows * row_blocks, BLOCK_SIZE)
+    num_groups = len(executor.kv_windows)
+    executor.allocate_kv(most_rows * row_blocks * num_groups, BLOCK_SIZE)
     # Dealt in random order, as they are after a while of serving.
     blocks = 1 + np.random.default_rng(1).permutation(most_rows * row_blocks).astype(np.int32)
-    steps = _Steps(blocks.reshape(most_rows, row_blocks), executor.config.vocab_size)
+    steps = _Steps(blocks.reshape(most_rows, row_blocks), executor.config.vocab_size, num_groups)
     for row in range(most_rows):
         executor.forward(steps.batch([row], num_new=context_len, context_len=context_len))
     results = [
@@ -73,8 +74,9 @@ def _time(name: str, executor: NativeExecutor, batch: ForwardBatch, num_repetiti
 class _Steps:
     """Batches over rows whose blocks are `table` [rows, blocks]."""
 
-    def __init__(self, table: Int32Array, vocab_size: int) -> None:
+    def __init__(self, table: Int32Array, vocab_size: int, num_groups: int) -> None:
         self._table = table
+        self._num_groups = num_groups
         self._tokens = np.random.default_rng(2).integers(0, vocab_size, table.size * BLOCK_SIZE, dtype=np.int32)
 
     def batch(self, rows: Sequence[int], num_new: int, context_len: int) -> ForwardBatch:
@@ -92,7 +94,7 @@ class _Steps:
             context_len=np.full(num_rows, context_len, dtype=np.int32),
             block_table=table,
             logit_tokens=ends[1:] - 1,
-        )
+        ).spread(self._num_groups, BLOCK_SIZE)
 
 
 def summarise_kernels(

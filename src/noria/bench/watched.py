@@ -20,6 +20,10 @@ class ExecutorWrapper:
         self.inner = executor
 
     @property
+    def kv_windows(self) -> tuple[int | None, ...]:
+        return self.inner.kv_windows
+
+    @property
     def kv_bytes_per_token(self) -> int:
         return self.inner.kv_bytes_per_token
 

@@ -19,7 +19,7 @@ from noria.core.draft import PlanDraft
 from noria.core.gates import Refused
 from noria.core.plan import Limit
 from noria.core.request import Request, RequestState
-from noria.kv.manager import PrefixMatch
+from noria.kv.groups import PrefixMatch
 
 if TYPE_CHECKING:
     from noria.core.scheduler import Scheduler
@@ -158,7 +158,7 @@ class Admitting:
         match = self._kv.match(hashes, request.num_tokens, request.num_shareable)
         computing = self._kv.computing(hashes, match, request.num_tokens, request.num_shareable)
         if computing is not None:
-            request.waits_for = (hashes[len(match.block_ids)], computing)
+            request.waits_for = (hashes[match.num_columns], computing)
             if self._waits_for_prefix(request):
                 return Limit.PREFIX_BEING_COMPUTED
         if lack := self._lack(request, match):
@@ -195,7 +195,7 @@ class Admitting:
         if num_running >= config.num_slots:
             return Limit.MAX_NUM_SEQS, f"{num_running} requests run"
         num_left = self._draft.num_tokens_left + (without.num_planned_tokens if without else 0)
-        num_missing = request.num_tokens - len(match.block_ids) * config.block_size
+        num_missing = request.num_tokens - match.num_tokens
         num_tokens = request.num_tokens
         if not config.reserve_full_sequence:
             num_tokens -= num_missing - max(1, self._first_chunk(request, num_missing, num_left)[0])
@@ -217,8 +217,10 @@ class Admitting:
         return self._rule.next_chunk(num_missing, num_left, may_wait=may_wait)
 
     def _margin(self, without: Displacement | None) -> int:
-        num_tokens_ahead = self._scheduler.running.num_tokens_ahead - (without.num_tokens_ahead if without else 0)
-        return self._scheduler.margin.num_blocks_for(self._kv.num_blocks_for(num_tokens_ahead))
+        running = self._scheduler.running
+        num_tokens_ahead = running.num_tokens_ahead - (without.num_tokens_ahead if without else 0)
+        num_requests = len(running) - (len(without.victims) if without else 0)
+        return self._scheduler.margin.num_blocks_for(self._kv.num_blocks_ahead(num_tokens_ahead, num_requests))
 
     def _displace_for(self, urgent: Request, match: PrefixMatch, limit: Limit) -> bool:
         """Preempts running requests of lower classes if that makes room: none of them could be spared.
@@ -256,7 +258,7 @@ class Admitting:
 
     def _admit(self, request: Request, hashes: list[bytes], match: PrefixMatch) -> Limit | None:
         kv, draft, scheduler = self._kv, self._draft, self._scheduler
-        num_cached = len(match.block_ids) * self._config.block_size
+        num_cached = match.num_tokens
         num_missing = request.num_tokens - num_cached
         num_tokens, limit = self._first_chunk(request, num_missing, draft.num_tokens_left)
         num_planned = num_cached + num_tokens

@@ -94,7 +94,7 @@ class Advancing:
                 return None
             victim = self._policy.victim(self._running)
             preemption = self._scheduler.preempt(victim, request, Limit.KV_BLOCKS, self._draft)
-            num_blocks_ahead = self._kv.num_blocks_for(self._running.num_tokens_ahead)
+            num_blocks_ahead = self._kv.num_blocks_ahead(self._running.num_tokens_ahead, len(self._running))
             self._scheduler.margin.note_preemption(preemption.num_blocks_freed, num_blocks_ahead)
             if victim is request:
                 return None

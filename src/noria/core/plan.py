@@ -10,7 +10,11 @@ What a worker does with a plan, in this order:
    whatever it had before);
 3. append `new_block_ids` to the tables of rows it already has;
 4. run, for every request in `num_scheduled_tokens` (in that order), the next n tokens after those it has
-   computed; the token at position p lives in block `table[p // block_size]`, slot `p % block_size`;
+   computed; the token at position p lives in block `table[p // block_size]`, slot `p % block_size`. In a model of
+   several groups of layers (`noria.kv_layout`) block ids come column after column, one of each group, and this holds
+   for each group's own table. Of a sliding group, a row's columns that no query from its first token of this step on
+   reads are no longer its own: they are the null block, in `admitted` already, and else from the step on in which the
+   worker's own count of computed tokens says so (`columns_behind`);
 5. sample one token for each request whose computed tokens have thereby reached all its known tokens, append
    it to the row's known tokens and report it. Rows that have not reached their end yield nothing: nothing is
    sampled, drawn or reported for them, and neither is it for a request that may have no tokens (`max_tokens` 0).

@@ -52,7 +52,13 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, *, drafter: Drafter | None = None) -> None:
         self.config = config
-        self.kv = KVManager(config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+        self.kv = KVManager(
+            config.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            layout=config.kv_layout,
+        )
+        self._tells_computed = config.enable_prefix_caching or self.kv.has_windows
         self.waiting = load_policy(config, self._count_cached)
         self.running = RunningSet(config.block_size)
         self.records: deque[StepRecord] = deque()
@@ -228,7 +234,7 @@ class Scheduler:
             match = self.kv.match(
                 request.hash_blocks(self.config.block_size), request.num_tokens, request.num_shareable
             )
-            count = self._cached_counts[request.request_id] = len(match.block_ids) * self.config.block_size
+            count = self._cached_counts[request.request_id] = match.num_tokens
         return count
 
     # --- learning -------------------------------------------------------------------------------------------------
@@ -326,6 +332,7 @@ class Scheduler:
     def _register(self, request: Request, num_computed: int) -> None:
         if self.config.enable_prefix_caching:
             request.hash_blocks(self.config.block_size)
+        if self._tells_computed:
             self.kv.register_computed(request.request_id, num_computed, request.token_ids)
 
     def _end_if_stopped(
@@ -477,8 +484,7 @@ class Scheduler:
             request.check()
             assert request.state is RequestState.RUNNING
             assert request.num_remaining > 0
-            held = len(self.kv.block_ids(request.request_id)) * self.config.block_size
-            assert request.num_computed <= held
+            assert request.num_computed <= self.kv.num_tokens_held(request.request_id)
         for request in self.waiting:
             request.check()
             assert request.state in (RequestState.WAITING, RequestState.PREEMPTED)

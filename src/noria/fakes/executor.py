@@ -2,7 +2,8 @@
 
 Public, for tests of anything above an executor. Its logits are a hash of the whole context, read back through the
 block table from the slots the batch named, so a wrong slot, block, position or token changes the output or is
-refused outright. They are the same however a sequence is chunked, batched or resumed.
+refused outright. They are the same however a sequence is chunked, batched or resumed. With several groups of layers
+(`kv_windows`) each has KV of its own, and a sliding one sees its window only.
 
 It does not resemble language, and its speed says nothing.
 """
@@ -16,6 +17,8 @@ from noria.errors import EngineError
 from noria.runner.executor import Float32Array, ForwardBatch, Sampler
 
 _UNWRITTEN = 0xFFFFFFFF
+_GROUP = 1 << 40
+"""Added to positions once for each group, so that none takes another's KV for its own."""
 
 
 class HashExecutor:
@@ -28,8 +31,11 @@ class HashExecutor:
     free_device_bytes: int | None = None
     sampler: Sampler | None = None
 
-    def __init__(self, vocab_size: int = 64, *, scale: float = 2.0) -> None:
+    def __init__(
+        self, vocab_size: int = 64, *, scale: float = 2.0, kv_windows: tuple[int | None, ...] = (None,)
+    ) -> None:
         self.vocab_size = vocab_size
+        self.kv_windows = kv_windows
         self.num_forwards = 0
         self.num_tokens = 0
         self._scale = scale
@@ -43,22 +49,35 @@ class HashExecutor:
     def forward(self, batch: ForwardBatch) -> Float32Array:
         self.num_forwards += 1
         self.num_tokens += len(batch.token_ids)
-        if (batch.slots < self._block_size).any():
-            raise EngineError("a token was written into the null block")
-        self._kv[batch.slots, 0] = batch.token_ids
-        self._kv[batch.slots, 1] = batch.positions
+        if len(batch.groups) != len(self.kv_windows):
+            raise EngineError(
+                f"the batch has blocks for {len(batch.groups)} of {len(self.kv_windows)} groups of layers"
+            )
+        for group, blocks in enumerate(batch.groups):
+            if (blocks.slots < self._block_size).any():
+                raise EngineError("a token was written into the null block")
+            self._kv[blocks.slots, 0] = batch.token_ids
+            self._kv[blocks.slots, 1] = batch.positions + group * _GROUP
         row_of_token = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
-        contexts = [
-            self._context_hash(batch.block_table[row_of_token[i]], int(batch.positions[i])) for i in batch.logit_tokens
-        ]
-        return self._logits(np.array(contexts, dtype=np.uint64))
+        contexts = np.zeros(len(batch.logit_tokens), dtype=np.uint64)
+        for group, blocks in enumerate(batch.groups):
+            contexts += np.array(
+                [
+                    self._context_hash(group, blocks.block_table[row_of_token[i]], int(batch.positions[i]))
+                    for i in batch.logit_tokens
+                ],
+                dtype=np.uint64,
+            )
+        return self._logits(contexts)
 
-    def _context_hash(self, table: npt.NDArray[np.int32], last: int) -> np.uint64:
-        positions = np.arange(last + 1)
+    def _context_hash(self, group: int, table: npt.NDArray[np.int32], last: int) -> np.uint64:
+        window = self.kv_windows[group]
+        positions = np.arange(0 if window is None else max(0, last - window + 1), last + 1)
         slots = table[positions // self._block_size].astype(np.int64) * self._block_size + positions % self._block_size
         found = self._kv[slots]
-        if (found[:, 1] != positions.astype(np.uint64)).any():
-            raise EngineError(f"the KV of positions {np.flatnonzero(found[:, 1] != positions)} is not in its slot")
+        expected = (positions + group * _GROUP).astype(np.uint64)
+        if (found[:, 1] != expected).any():
+            raise EngineError(f"the KV of positions {positions[found[:, 1] != expected]} is not in its slot")
         # Wrapping sum: the order of the terms does not matter, each is bound to its position.
         return np.uint64(_mix(found[:, 0] << np.uint64(32) | found[:, 1]).sum(dtype=np.uint64))
 

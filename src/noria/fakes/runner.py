@@ -1,17 +1,19 @@
 """A runner without a model: follows a script, and holds the scheduler to every promise a plan makes.
 
-It keeps a model of KV memory: each slot remembers which token prefix its content stands for. Before a request's
-tokens are run, every earlier position must hold exactly the content of that request's own prefix; so a block that
-was shared wrongly, registered before it was computed, reused while in use or written by two requests is seen in
-the step that it happens in. Violations raise `PlanViolation`.
+It keeps a model of KV memory: each slot remembers which token prefix, of which group of layers, its content stands for.
+Before a request's tokens are run, every earlier position that a window still reaches must hold exactly the content of
+that request's own prefix; so a block that was shared wrongly, registered before it was computed, reused while in use,
+given up too early or written by two requests is seen in the step that it happens in. Violations raise `PlanViolation`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from noria.core.plan import Admitted, StepPlan, StepResult, TokenLogprobs
+from noria.kv_layout import columns_behind
 
 Script = Mapping[str, Sequence[int]]
 NextToken = Callable[[Sequence[int]], int]
@@ -52,6 +54,7 @@ class ScriptedRunner:
         next_token: NextToken = arithmetic_token,
         *,
         keep_plans: bool = True,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         self.plans: list[StepPlan] = []
         self.num_tokens_computed = 0
@@ -60,6 +63,7 @@ class ScriptedRunner:
         self._script = script or {}
         self._next_token = next_token
         self._keep_plans = keep_plans
+        self._windows = tuple(windows)
         self._rows: dict[str, _Row] = {}
         self._slots: dict[tuple[int, int], int] = {}
 
@@ -75,9 +79,11 @@ class ScriptedRunner:
             assert row is not None
             if drafts := plan.drafts.get(request_id, ()):
                 sampled[request_id] = self._verify(row, num_tokens, drafts)
+                self._drop_passed(row)  # only now is it known how far it has come
                 continue
             first = row.num_computed
             self._compute(row, num_tokens)
+            self._drop_passed(row)
             if scores := _prompt_logprobs(row, first):
                 prompt_logprobs[request_id] = scores
             if row.num_computed == len(row.token_ids) and row.admitted.sampling.max_tokens != 0:
@@ -103,35 +109,55 @@ class ScriptedRunner:
                 or admitted.num_scored >= admitted.num_prompt_tokens - 1,
                 f"{admitted.request_id} has prompt tokens from the cache that are to be scored",
             )
-            self._rows[admitted.request_id] = _Row(
+            row = self._rows[admitted.request_id] = _Row(
                 admitted, list(admitted.token_ids), list(admitted.block_ids), admitted.num_computed_tokens
+            )
+            self._drop_passed(row)
+            _require(
+                row.block_ids == list(admitted.block_ids), f"{admitted.request_id} has blocks that its windows passed"
             )
         for request_id, block_ids in plan.new_block_ids.items():
             self._rows[request_id].block_ids += block_ids
         for row in self._rows.values():
-            _require(len(set(row.block_ids)) == len(row.block_ids), f"{row.admitted.request_id} has a block twice")
-            _require(all(1 <= b <= self._num_blocks for b in row.block_ids), "a block id is out of range")
+            held = [block_id for block_id in row.block_ids if block_id]
+            _require(len(set(held)) == len(held), f"{row.admitted.request_id} has a block twice")
+            _require(all(1 <= b <= self._num_blocks for b in held), "a block id is out of range")
+
+    def _drop_passed(self, row: _Row) -> None:
+        """What the windows have moved past belongs to others from now on."""
+        for group, first in enumerate(self._first_columns(row)):
+            num_groups = len(self._windows)
+            places = range(group, first * num_groups, num_groups)
+            row.block_ids[group : first * num_groups : num_groups] = [0] * len(places)
+
+    def _first_columns(self, row: _Row) -> list[int]:
+        """Of each group: the first column that the row's next token still reads."""
+        return [
+            0 if window is None else max(0, columns_behind(window, row.num_computed, self._block_size))
+            for window in self._windows
+        ]
 
     def _compute(self, row: _Row, num_tokens: int) -> None:
         request_id = row.admitted.request_id
         end = row.num_computed + num_tokens
         _require(num_tokens >= 1, f"{request_id} is scheduled for {num_tokens} tokens")
         _require(end <= len(row.token_ids), f"{request_id} would compute beyond its known tokens")
-        _require(end <= len(row.block_ids) * self._block_size, f"{request_id} lacks blocks for {end} tokens")
-        content = 0
-        for position in range(end):
-            content = hash((content, row.token_ids[position]))
-            block_id = row.block_ids[position // self._block_size]
-            slot = (block_id, position % self._block_size)
-            if position < row.num_computed:
-                _require(
-                    self._slots.get(slot) == content, f"{request_id}: the KV at position {position} is not its own"
-                )
-            else:
-                _require(
-                    not self._is_shared(block_id, row), f"{request_id} writes into block {block_id}, which is shared"
-                )
-                self._slots[slot] = content
+        num_groups, first_columns = len(self._windows), self._first_columns(row)
+        num_places = len(row.block_ids) // num_groups * self._block_size
+        _require(end <= num_places, f"{request_id} lacks blocks for {end} tokens")
+        prefixes = list(accumulate(row.token_ids[:end], lambda prefix, token_id: hash((prefix, token_id)), initial=0))
+        for group, first in enumerate(first_columns):
+            for position in range(first * self._block_size, end):
+                column, offset = divmod(position, self._block_size)
+                block_id, content = row.block_ids[column * num_groups + group], prefixes[position + 1] + group
+                if position < row.num_computed:
+                    is_own = self._slots.get((block_id, offset)) == content
+                    if not is_own:
+                        raise PlanViolation(f"{request_id}: the KV at position {position} is not its own")
+                else:
+                    is_shared = self._is_shared(block_id, row)
+                    _require(not is_shared, f"{request_id} writes into block {block_id}, which is shared")
+                    self._slots[block_id, offset] = content
         row.num_computed = end
         self.num_tokens_computed += num_tokens
 

@@ -7,8 +7,9 @@ A block is in one of three conditions:
 - blank: reference count 0 and no hash.
 
 Idle and blank blocks together are free. Blank blocks are reused first, the last released of them foremost; then idle
-ones, least recently released first. Block ids are 1 .. num_blocks; 0 is the null block, which pads tables and is
-never handed out. Called by `noria.kv.manager` only; knows nothing of requests or tokens.
+ones, least recently released first: those of little use (`release`'s `is_cold`) before all others. Block ids are
+1 .. num_blocks; 0 is the null block, which stands in tables where there is none, is never handed out, and is passed
+over by whatever is given a table. Called by `noria.kv` only; knows nothing of requests or tokens.
 """
 
 from __future__ import annotations
@@ -32,22 +33,23 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._blank = list(range(num_blocks, 0, -1))  # a stack
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._cold: OrderedDict[int, None] = OrderedDict()  # idle too
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._blank) + len(self._idle)
+        return len(self._blank) + len(self._idle) + len(self._cold)
 
     @property
     def num_idle_blocks(self) -> int:
         """Free blocks whose content can still be found."""
-        return len(self._idle)
+        return len(self._idle) + len(self._cold)
 
     def num_references(self, block_id: int) -> int:
         return self._references[block_id]
 
     def can_take(self, num_blocks: int) -> bool:
         """Whether so many are free. Everything that takes blocks asks this first."""
-        return num_blocks <= len(self._blank) + len(self._idle)
+        return num_blocks <= len(self._blank) + len(self._idle) + len(self._cold)
 
     def take(self, num_blocks: int) -> list[int]:
         """Hands out blocks with one reference each, in the order of reuse; an idle block loses its content.
@@ -59,7 +61,7 @@ class BlockPool:
             if self._blank:
                 block_id = self._blank.pop()
             else:
-                block_id, _ = self._idle.popitem(last=False)
+                block_id, _ = (self._cold or self._idle).popitem(last=False)
                 self._forget(block_id)
             self._references[block_id] = 1
             taken.append(block_id)
@@ -68,22 +70,28 @@ class BlockPool:
     def share(self, block_ids: Iterable[int]) -> None:
         """Adds one reference to each block, held or idle; idle ones are free no more and keep their content."""
         for block_id in block_ids:
+            if block_id == NULL_BLOCK:
+                continue
             if self._references[block_id] == 0:
-                del self._idle[block_id]
+                del (self._idle if block_id in self._idle else self._cold)[block_id]
             self._references[block_id] += 1
 
-    def release(self, block_ids: Iterable[int]) -> None:
+    def release(self, block_ids: Iterable[int], *, is_cold: bool = False) -> None:
         """Drops one reference from each block; those nobody holds any more become free, in the given order.
 
-        Give the end of a sequence first: then its tail is reused before the beginning that others may want.
+        Give the end of a sequence first: then its tail is reused before the beginning that others may want. `is_cold`:
+        their content is worth less than all that is kept.
         """
+        idle = self._cold if is_cold else self._idle
         for block_id in block_ids:
+            if block_id == NULL_BLOCK:
+                continue
             self._references[block_id] -= 1
             if self._references[block_id] == 0:
                 if self._hash_of[block_id] is None:
                     self._blank.append(block_id)
                 else:
-                    self._idle[block_id] = None
+                    idle[block_id] = None
 
     def find(self, block_hash: bytes) -> int | None:
         """The block whose content has this hash, if one is kept."""
@@ -107,8 +115,9 @@ class BlockPool:
             self._hash_of[block_id] = None
         self._block_of.clear()
         self.version += 1
-        self._blank[:0] = reversed(self._idle)  # the order of reuse stays what it was
+        self._blank[:0] = reversed([*self._cold, *self._idle])  # the order of reuse stays what it was
         self._idle.clear()
+        self._cold.clear()
 
     def _forget(self, block_id: int) -> None:
         block_hash = self._hash_of[block_id]
@@ -125,12 +134,13 @@ class BlockPool:
         for table in tables:
             for block_id in table:
                 counted[block_id] += 1
+        counted[NULL_BLOCK] = 0
         assert counted == self._references, "references differ from table entries"
-        assert counted[NULL_BLOCK] == 0, "the null block stands in a table"
         free = [block_id for block_id in range(1, self.num_blocks + 1) if self._references[block_id] == 0]
-        assert sorted([*self._blank, *self._idle]) == free, "the free blocks are not the unreferenced ones"
+        idle = [*self._idle, *self._cold]
+        assert sorted([*self._blank, *idle]) == free, "the free blocks are not the unreferenced ones"
         registered = {b: h for b, h in enumerate(self._hash_of) if h is not None}
         assert {h: b for b, h in registered.items()} == self._block_of, "hash index and blocks disagree"
         assert len(registered) == len(self._block_of), "two blocks are registered under one hash"
-        assert all(b in registered for b in self._idle), "a block is idle without content"
+        assert all(b in registered for b in idle), "a block is idle without content"
         assert not any(b in registered for b in self._blank), "a blank block has content"

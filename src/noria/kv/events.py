@@ -18,12 +18,15 @@ class BlockStored(msgspec.Struct, frozen=True, tag="stored"):
     parent_hash: bytes | None
     """None for the first block of a sequence."""
     token_ids: tuple[int, ...]
+    group: int = 0
+    """Of layers. In a model with sliding windows each group keeps its own block of the same tokens, or none."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag="removed"):
     """A block was reused: its content is gone."""
 
     block_hash: bytes
+    group: int = 0
 
 
 class AllCleared(msgspec.Struct, frozen=True, tag="cleared"):

@@ -18,6 +18,7 @@ import numpy as np
 
 from noria.errors import OptionError
 from noria.files.model import ModelConfig, ModelFiles, RawTensor
+from noria.kv_layout import group_layers
 from noria.models import registry
 from noria.ops.base import AttentionSpec
 from noria.ops.lowering import GATES, Buffer, Lowered, Operation, lower
@@ -82,7 +83,9 @@ class NativeExecutor:
         parameters = {parameter.name: parameter for parameter in plan.parameters}
         _Builder(self._native, model, parameters, constants, report).build(self.program)
         specs = [op.attention for op in self.program.operations if op.attention is not None]
-        self._num_layers = len({op.layer for op in self.program.operations if op.layer is not None})
+        self._groups = group_layers([model.config.window(layer) for layer in range(model.config.num_layers)])
+        windows = [window or 0 for window in self._groups.windows]
+        self._native.place_layers(list(self._groups.group_of), list(self._groups.array_of), windows)
         self._spec = specs[0]
         self.sampler = NativeSampler(self._native)
 
@@ -101,13 +104,17 @@ class NativeExecutor:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self._num_layers * self._spec.kv_size * self.itemsize
+        return 2 * self._groups.layers_per_group * self._spec.kv_size * self.itemsize
+
+    @property
+    def kv_windows(self) -> tuple[int | None, ...]:
+        return self._groups.windows
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         if (why_not := why_unavailable(block_size)) is not None:
             raise OptionError(why_not)
         try:
-            self._native.allocate_kv(self._num_layers, num_blocks, block_size, 0)
+            self._native.allocate_kv(self._groups.layers_per_group, num_blocks, block_size, 0)
             if self._prefault_kv:
                 self._native.touch_kv()
         except MemoryError as error:
@@ -119,8 +126,12 @@ class NativeExecutor:
 
     def forward(self, batch: ForwardBatch) -> Float32Array:
         """The result is the executor's own memory, good until the next call."""
+        slots, block_table = batch.slots, batch.block_table
+        if batch.other_groups:
+            slots = np.concatenate([group.slots for group in batch.groups])
+            block_table = np.concatenate([group.block_table for group in batch.groups])
         arrays = (
-            batch.token_ids, batch.positions, batch.slots, batch.query_start, batch.context_len, batch.block_table,
+            batch.token_ids, batch.positions, slots, batch.query_start, batch.context_len, block_table,
             batch.logit_tokens,
         )  # fmt: skip
         logits: Float32Array = self._native.forward(*(np.ascontiguousarray(a, dtype=np.int32) for a in arrays))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,9 @@ import torch
 from torch.nn import functional as F
 
 from noria.config import DTYPES
-from noria.errors import OptionError
+from noria.errors import EngineError, OptionError
 from noria.files.model import HostTensor, ModelConfig, ModelFiles
+from noria.kv_layout import LayerGroups, group_layers
 from noria.models import registry
 from noria.ops.base import AttentionSpec, Linear
 from noria.ops.tiles import TileGroup, plan_tiles
@@ -65,11 +66,11 @@ class TorchBatch:
 
     token_ids: torch.Tensor  # [tokens]
     positions: torch.Tensor  # [tokens], float32
-    head_slots: torch.Tensor  # [tokens * kv_heads]; index into a pool's (block, head, offset) triples
-    begun_blocks: torch.Tensor  # [n]; blocks whose first slot is written in this step
+    head_slots: tuple[torch.Tensor, ...]  # of each group [tokens * kv_heads]; index into (block, head, offset) triples
+    begun_blocks: tuple[torch.Tensor, ...]  # of each group [n]; blocks whose first slot is written in this step
     logit_tokens: torch.Tensor  # [logits]
     source: ForwardBatch
-    tiles: dict[int | None, TorchTiles]  # by window, each made when the first layer of that window comes to it
+    tiles: dict[tuple[int, int | None], TorchTiles]  # by group and window; made when the first such layer needs it
 
 
 class TorchOps:
@@ -81,18 +82,31 @@ class TorchOps:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
-        # Per layer: [num_blocks + 1, kv_heads, block_size, head_dim]. Heads come before offsets, so that gathering
+        # For each layer of a group: [num_blocks + 1, kv_heads, block_size, head_dim]. Heads before offsets: gathering
         # (block, head) pairs gives each head's keys as one dense matrix.
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._num_kv_heads = 0
         self._block_size = 0
+        self._places = group_layers([None])
 
-    def allocate_kv(self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> None:
-        """Allocates the pool without touching it. Only the null block is cleared: see `rotary_and_write_kv`."""
+    def allocate_kv(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        groups: LayerGroups | None = None,
+    ) -> None:
+        """Allocates the pool without touching it. Only the null block is cleared: see `rotary_and_write_kv`.
+
+        `groups`: how the layers share it; None for one group of all.
+        """
+        self._places = group_layers([None] * num_layers) if groups is None else groups
         shape = (num_blocks + 1, num_kv_heads, block_size, head_dim)
         self._keys, self._values = [], []  # an earlier pool goes first
-        for _ in range(num_layers):
+        for _ in range(self._places.layers_per_group):
             for pools in (self._keys, self._values):
                 pools.append(torch.empty(shape, dtype=self._dtype, device=self._device))
                 pools[-1][0] = 0
@@ -100,29 +114,37 @@ class TorchOps:
 
     def batch(self, batch: ForwardBatch) -> TorchBatch:
         """Moves a batch to the device, once for all layers."""
-        block, offset = np.divmod(batch.slots.astype(np.int64), self._block_size)
+        if len(batch.groups) != len(self._places.windows):
+            raise EngineError(f"the batch has {len(batch.groups)} block tables for {len(self._places.windows)} groups")
         heads = np.arange(self._num_kv_heads)
-        head_slots = (block[:, None] * self._num_kv_heads + heads) * self._block_size + offset[:, None]
+        head_slots, begun_blocks = [], []
+        for group in batch.groups:
+            block, offset = np.divmod(group.slots.astype(np.int64), self._block_size)
+            of_heads = (block[:, None] * self._num_kv_heads + heads) * self._block_size + offset[:, None]
+            head_slots.append(self._tensor(of_heads.ravel()))
+            begun_blocks.append(self._tensor(block[offset == 0]))
         return TorchBatch(
             token_ids=self._tensor(batch.token_ids),
             positions=self._tensor(batch.positions.astype(np.float32)),
-            head_slots=self._tensor(head_slots.ravel()),
-            begun_blocks=self._tensor(block[offset == 0]),
+            head_slots=tuple(head_slots),
+            begun_blocks=tuple(begun_blocks),
             logit_tokens=self._tensor(batch.logit_tokens.astype(np.int64)),
             source=batch,
             tiles={},
         )
 
-    def _tiles(self, batch: TorchBatch, window: int | None) -> TorchTiles:
-        """The batch's attention in tiles, cut once for all layers of that window."""
-        if window not in batch.tiles:
-            plan = plan_tiles(batch.source, self._block_size, _GROUP_KEYS[self._device.type], window)
+    def _tiles(self, batch: TorchBatch, group: int, window: int | None) -> TorchTiles:
+        """A group's attention in tiles, cut once for all of its layers of that window."""
+        if (group, window) not in batch.tiles:
+            table = batch.source.groups[group].block_table
+            source = replace(batch.source, block_table=table, other_groups=())
+            plan = plan_tiles(source, self._block_size, _GROUP_KEYS[self._device.type], window)
             in_order = np.array_equal(plan.restore, np.arange(sum(group.tokens.size for group in plan.groups)))
-            batch.tiles[window] = TorchTiles(
-                groups=tuple(self._group(group, window) for group in plan.groups),
+            batch.tiles[group, window] = TorchTiles(
+                groups=tuple(self._group(tiles, window) for tiles in plan.groups),
                 restore=None if in_order else self._tensor(plan.restore),
             )
-        return batch.tiles[window]
+        return batch.tiles[group, window]
 
     def _group(self, group: TileGroup, window: int | None) -> TorchTileGroup:
         heads = np.arange(self._num_kv_heads)[:, None]
@@ -177,13 +199,14 @@ class TorchOps:
         # A padded key has no weight in attention, but 0 * NaN is NaN: what an unwritten slot holds must be finite. So
         # a block is cleared when its first slot is written, and all that anybody reads is the row's own or zero.
         keys, values = rotated[:, spec.num_heads :], heads[:, rotated_heads:]
-        for pool, new in ((self._keys[layer], keys), (self._values[layer], values)):
-            pool.index_fill_(0, batch.begun_blocks, 0)
-            pool.flatten(0, 2).index_copy_(0, batch.head_slots, new.flatten(0, 1))
+        group, array = self._places.group_of[layer], self._places.array_of[layer]
+        for pool, new in ((self._keys[array], keys), (self._values[array], values)):
+            pool.index_fill_(0, batch.begun_blocks[group], 0)
+            pool.flatten(0, 2).index_copy_(0, batch.head_slots[group], new.flatten(0, 1))
         return rotated[:, : spec.num_heads].flatten(1)
 
     def paged_attention(self, q: torch.Tensor, layer: int, spec: AttentionSpec, batch: TorchBatch) -> torch.Tensor:
-        tiles = self._tiles(batch, spec.window)
+        tiles = self._tiles(batch, self._places.group_of[layer], spec.window)
         results = [self._attend(q, group, layer, spec) for group in tiles.groups]
         result = results[0] if len(results) == 1 else torch.cat(results)
         return result if tiles.restore is None else result.index_select(0, tiles.restore)
@@ -196,7 +219,10 @@ class TorchOps:
         folded = q.index_select(0, group.tokens).view(tiles, queries, kv_heads, shared, spec.head_dim)
         folded = folded.permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, shared * queries, spec.head_dim)
         k, v = (
-            pool[layer].flatten(0, 1).index_select(0, group.head_blocks).view(tiles, kv_heads, keys, spec.head_dim)
+            pool[self._places.array_of[layer]]
+            .flatten(0, 1)
+            .index_select(0, group.head_blocks)
+            .view(tiles, kv_heads, keys, spec.head_dim)
             for pool in (self._keys, self._values)
         )
         mask = group.mask  # of a decode it serves all heads as it is
@@ -272,6 +298,7 @@ class TorchExecutor:
         self._forward = architecture.forward
         self._model = architecture.bind(self._config, self._parameters)
         self._ops = TorchOps(self._dtype, self._device)
+        self._groups = group_layers([model.config.window(layer) for layer in range(model.config.num_layers)])
 
     @property
     def config(self) -> ModelConfig:
@@ -285,7 +312,11 @@ class TorchExecutor:
     @property
     def kv_bytes_per_token(self) -> int:
         config = self._config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
+        return 2 * self._groups.layers_per_group * config.num_kv_heads * config.head_dim * self._dtype.itemsize
+
+    @property
+    def kv_windows(self) -> tuple[int | None, ...]:
+        return self._groups.windows
 
     @property
     def free_device_bytes(self) -> int | None:
@@ -295,7 +326,9 @@ class TorchExecutor:
         """Raises `OptionError` when the device does not have the memory."""
         config = self._config
         try:
-            self._ops.allocate_kv(config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+            self._ops.allocate_kv(
+                config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim, self._groups
+            )
         except RuntimeError as error:  # torch has no narrower type for it on the CPU
             gib = num_blocks * block_size * self.kv_bytes_per_token / 2**30
             raise OptionError(

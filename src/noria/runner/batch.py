@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from noria.core.plan import Admitted, StepPlan
 from noria.errors import EngineError
+from noria.kv_layout import columns_behind
 from noria.runner.constraints import Constraints, constraints_of
 from noria.runner.executor import Int32Array
 from noria.runner.row_params import ROW_PARAMS, row_params
@@ -29,7 +30,8 @@ class PersistentBatch:
     | array | shape | content |
     |---|---|---|
     | `token_ids` | [max_num_seqs, max_model_len] | known tokens; past `num_tokens` whatever was there before |
-    | `block_table` | [max_num_seqs, max_blocks] | block ids; past `num_blocks` always 0, the null block |
+    | `block_table` | [max_num_seqs, max_blocks] | block ids, column after column, each one for every group of layers;
+    past `num_blocks` always 0, the null block, and where a group's window has moved past |
     | `num_tokens`, `num_prompt_tokens`, `num_computed_tokens`, `num_blocks` | [max_num_seqs] | 0 in unused rows |
     | `params` | [max_num_seqs] | `ROW_PARAMS` records |
 
@@ -39,7 +41,14 @@ class PersistentBatch:
     """
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, num_blocks: int, block_size: int, vocab_size: int | None = None
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_blocks: int,
+        block_size: int,
+        windows: tuple[int | None, ...] = (None,),
+        vocab_size: int | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -47,7 +56,11 @@ class PersistentBatch:
         self._num_pool_blocks = num_blocks
         self.vocab_size = vocab_size
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        self.block_table: Int32Array = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self.num_groups = len(windows)
+        self._sliding = [(group, window) for group, window in enumerate(windows) if window is not None]
+        width = -(-max_model_len // block_size) * self.num_groups
+        self.block_table: Int32Array = np.zeros((max_num_seqs, width), dtype=np.int32)
+        self._num_passed: Int32Array = np.zeros((max_num_seqs, self.num_groups), dtype=np.int32)  # columns
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_computed_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
@@ -95,6 +108,23 @@ class PersistentBatch:
         for request_id, block_ids in plan.new_block_ids.items():
             self._append_blocks(self.row(request_id), request_id, block_ids)
 
+    def table_of(self, group: int) -> Int32Array:
+        """One group's block table, [max_num_seqs, max_columns]: a view."""
+        return self.block_table[:, group :: self.num_groups]
+
+    def num_columns(self, rows: npt.NDArray[np.intp]) -> Int32Array:
+        """For how many blocks of tokens the rows have room."""
+        num_columns: Int32Array = self.num_blocks[rows] // self.num_groups
+        return num_columns
+
+    def drop_passed(self, rows: npt.NDArray[np.intp]) -> None:
+        """Forgets the blocks that the windows of `rows` have moved past: they may be somebody else's by now."""
+        for group, window in self._sliding:
+            passed = columns_behind(window, self.num_computed_tokens[rows], self.block_size)
+            for i in np.flatnonzero(passed > self._num_passed[rows, group]).tolist():
+                self.table_of(group)[rows[i], : passed[i]] = 0
+                self._num_passed[rows[i], group] = passed[i]
+
     def append_tokens(self, rows: npt.NDArray[np.intp], token_ids: Int32Array) -> None:
         """Adds a sampled token to each of `rows` [n], all different. The caller has checked that there is room."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
@@ -120,6 +150,7 @@ class PersistentBatch:
     def _clear(self, row: int) -> None:
         # A stale block id would be read or written through after its block has gone to somebody else.
         self.block_table[row, : self.num_blocks[row]] = 0
+        self._num_passed[row] = 0
         for counts in (self.num_tokens, self.num_prompt_tokens, self.num_computed_tokens, self.num_blocks):
             counts[row] = 0
 
@@ -168,7 +199,7 @@ class PersistentBatch:
                 f"request {request_id} was given {end} blocks, more than max_model_len {self.max_model_len} can use"
             )
         self.block_table[row, start:end] = self._checked(
-            block_ids, 1, self._num_pool_blocks + 1, f"block id of request {request_id}"
+            block_ids, 0 if self._sliding else 1, self._num_pool_blocks + 1, f"block id of request {request_id}"
         )
         self.num_blocks[row] = end
 
@@ -199,6 +230,7 @@ class PersistentBatch:
         num_tokens, num_blocks = self.num_tokens[source], self.num_blocks[source]
         self.token_ids[target, :num_tokens] = self.token_ids[source, :num_tokens]
         self.block_table[target, :num_blocks] = self.block_table[source, :num_blocks]
+        self._num_passed[target] = self._num_passed[source]
         for counts in (self.num_tokens, self.num_prompt_tokens, self.num_computed_tokens, self.num_blocks):
             counts[target] = counts[source]
         self.params[target] = self.params[source]
@@ -227,7 +259,9 @@ class PersistentBatch:
             self._check_row(row)
 
     def _check_row(self, row: int) -> None:
-        blocks = self.block_table[row, : self.num_blocks[row]].tolist()
+        table = self.block_table[row, : self.num_blocks[row]].tolist()
+        blocks = [block for block in table if block] if self._sliding else table
         assert all(1 <= b <= self._num_pool_blocks for b in blocks), f"row {row} holds a block outside the pool"
         assert len(set(blocks)) == len(blocks), f"row {row} holds a block twice"
-        assert self.num_computed_tokens[row] <= len(blocks) * self.block_size, f"row {row} computed past its blocks"
+        num_places = len(table) // self.num_groups * self.block_size
+        assert self.num_computed_tokens[row] <= num_places, f"row {row} computed past its blocks"

@@ -7,7 +7,7 @@ to itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +21,21 @@ Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """Where one group of layers has its KV in a step; see `noria.kv_layout` for groups."""
+
+    slots: Int32Array  # [num_tokens]
+    block_table: Int32Array  # [num_rows, max_blocks]
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step's input: the scheduled tokens of all rows, flattened, row after row.
 
     Row r owns tokens `query_start[r] : query_start[r + 1]`; they are the last ones of its `context_len[r]`
     tokens, so the token at offset i has position `context_len[r] - (query_len - i)`.
+
+    `slots` and `block_table` are those of the first group of layers; models of one kind of layers have no other.
     """
 
     token_ids: Int32Array  # [num_tokens]
@@ -33,8 +43,27 @@ class ForwardBatch:
     slots: Int32Array  # [num_tokens]; block id * block_size + offset: where each token's KV is written
     query_start: Int32Array  # [num_rows + 1]
     context_len: Int32Array  # [num_rows]; tokens of KV that exist once this step's are written
-    block_table: Int32Array  # [num_rows, max_blocks]; entries past a row's context are 0 (the null block)
+    block_table: Int32Array  # [num_rows, max_blocks]; entries past a row's context, and before its window, are 0
     logit_tokens: Int32Array  # [num_logits]; indices into the flattened tokens whose logits are wanted
+    other_groups: tuple[GroupBlocks, ...] = ()  # of the second group, the third, ...
+
+    @property
+    def groups(self) -> tuple[GroupBlocks, ...]:
+        return (GroupBlocks(self.slots, self.block_table), *self.other_groups)
+
+    def spread(self, num_groups: int, block_size: int) -> ForwardBatch:
+        """The same batch for a model of several groups, by whoever deals out blocks for one: block b becomes blocks
+        (b - 1) * num_groups + 1 .. b * num_groups of a pool so many times as large, one for each group."""
+        block, offset = np.divmod(self.slots, block_size)
+
+        def dealt(blocks: Int32Array, group: int) -> Int32Array:
+            return np.where(blocks > 0, (blocks - 1) * num_groups + 1 + group, 0).astype(np.int32)
+
+        first, *others = [
+            GroupBlocks(dealt(block, group) * block_size + offset, dealt(self.block_table, group))
+            for group in range(num_groups)
+        ]
+        return replace(self, slots=first.slots, block_table=first.block_table, other_groups=tuple(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +121,12 @@ class Executor(Protocol):
     """Runs the model. Block ids are 1 .. num_blocks; block 0 is the null block, allocated too and never read."""
 
     @property
-    def kv_bytes_per_token(self) -> int: ...
+    def kv_windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each group of layers, None for full attention: see `noria.kv_layout`."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of one token's keys and values in one block: of the layers of one group."""
 
     @property
     def free_device_bytes(self) -> int | None:

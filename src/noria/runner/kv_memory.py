@@ -3,6 +3,7 @@
 Called by `noria.assembly` once at start-up, after the weights are loaded; nothing is allocated here. The rule: the
 smaller of half of the free memory and `max_num_seqs` full-length sequences, unless the options name a size.
 `max_model_len` is then lowered to what the pool can hold, so that a request that is accepted fits when it is alone.
+What a sequence takes is `KVLayout`'s to say, here and in the scheduler.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from noria.config import EngineOptions
 from noria.errors import OptionError
+from noria.kv_layout import KVLayout
 from noria.runner.free_memory import free_memory_bytes
 
 __all__ = ["KvPoolSize", "format_bytes", "free_memory_bytes", "size_kv_pool"]
@@ -25,26 +27,40 @@ class KvPoolSize:
     explanation: str
 
 
-def size_kv_pool(options: EngineOptions, *, model_max_len: int, kv_bytes_per_token: int, free_bytes: int) -> KvPoolSize:
-    """The KV pool for a model whose context is `model_max_len` tokens of `kv_bytes_per_token` each.
+def size_kv_pool(
+    options: EngineOptions,
+    *,
+    model_max_len: int,
+    kv_bytes_per_token: int,
+    free_bytes: int,
+    kv_windows: tuple[int | None, ...] = (None,),
+) -> KvPoolSize:
+    """The KV pool for a model whose context is `model_max_len` tokens, `kv_bytes_per_token` for each in a block.
 
-    `free_bytes` is what is free after the weights. Raises `OptionError` when options exclude each other, when an
-    explicit `max_model_len` is more than the model supports, or when not even one block has room.
+    `kv_windows`: of its groups of layers; there is a block for each. `free_bytes` is what is free after the weights.
+    Raises `OptionError` when options exclude each other, when an explicit `max_model_len` is more than the model
+    supports, or when there is no room for one block of each group.
     """
     wanted_len = _wanted_len(options, model_max_len)
     block_bytes = options.block_size * kv_bytes_per_token
-    num_blocks, reason = _num_blocks(options, wanted_len, block_bytes, free_bytes)
+    layout = KVLayout(options.block_size, kv_windows, options.max_num_batched_tokens)
+    num_blocks, reason = _num_blocks(options, layout, wanted_len, block_bytes, free_bytes)
+    max_model_len = layout.longest(num_blocks, wanted_len)
+    if num_blocks > 0 and not max_model_len:
+        raise OptionError(
+            f"the KV pool of {num_blocks} blocks has no room for a token in each of the model's {layout.num_groups} "
+            f"groups of layers; raise num_kv_blocks or kv_cache_memory_bytes"
+        )
     if num_blocks < 1:
         raise OptionError(
             f"the KV pool has no room for a single block: {reason} is less than the {format_bytes(2 * block_bytes)} of "
             f"one block of {options.block_size} tokens and the null block; lower block_size, free memory, "
             f"or raise kv_cache_memory_bytes"
         )
-    max_model_len = min(wanted_len, num_blocks * options.block_size)
     return KvPoolSize(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
-        explanation=_explain(options, num_blocks, max_model_len, wanted_len, block_bytes, free_bytes, reason),
+        explanation=_explain(options, layout, num_blocks, max_model_len, wanted_len, block_bytes, free_bytes, reason),
     )
 
 
@@ -59,7 +75,9 @@ def _wanted_len(options: EngineOptions, model_max_len: int) -> int:
     return options.max_model_len
 
 
-def _num_blocks(options: EngineOptions, wanted_len: int, block_bytes: int, free_bytes: int) -> tuple[int, str]:
+def _num_blocks(
+    options: EngineOptions, layout: KVLayout, wanted_len: int, block_bytes: int, free_bytes: int
+) -> tuple[int, str]:
     """Number of blocks without the null block (whose bytes count too), and where the number comes from."""
     if options.num_kv_blocks is not None:
         if options.kv_cache_memory_bytes is not None:
@@ -70,7 +88,7 @@ def _num_blocks(options: EngineOptions, wanted_len: int, block_bytes: int, free_
         return size // block_bytes - 1, f"kv_cache_memory_bytes of {format_bytes(size)}"
     half = free_bytes // 2
     affordable = half // block_bytes - 1
-    useful = options.max_num_seqs * -(-wanted_len // options.block_size)
+    useful = options.max_num_seqs * layout.most_blocks(wanted_len)
     if useful <= affordable:
         return useful, f"{options.max_num_seqs} full-length sequences (max_num_seqs)"
     return affordable, f"half of the {format_bytes(free_bytes)} that are free"
@@ -78,6 +96,7 @@ def _num_blocks(options: EngineOptions, wanted_len: int, block_bytes: int, free_
 
 def _explain(
     options: EngineOptions,
+    layout: KVLayout,
     num_blocks: int,
     max_model_len: int,
     wanted_len: int,
@@ -86,10 +105,18 @@ def _explain(
     reason: str,
 ) -> str:
     pool_bytes = (num_blocks + 1) * block_bytes
-    full_length = num_blocks // -(-max_model_len // options.block_size)
+    full_length = num_blocks // layout.most_blocks(max_model_len)
+    tokens = f" = {num_blocks * options.block_size:,} tokens"
+    if layout.num_groups > 1:
+        num_full = layout.windows.count(None)
+        windows = ", ".join(f"{window:,}" for window in dict.fromkeys(layout.windows) if window is not None)
+        tokens = (
+            f" of one of {layout.num_groups} groups of layers ({num_full} with full attention, "
+            f"{layout.num_groups - num_full} with a window of {windows} tokens)"
+        )
     parts = [
-        f"KV pool: {num_blocks:,} blocks x {options.block_size} tokens = {num_blocks * options.block_size:,} tokens, "
-        f"{format_bytes(pool_bytes)}, from {reason}",
+        f"KV pool: {num_blocks:,} blocks x {options.block_size} tokens{tokens}, {format_bytes(pool_bytes)}, "
+        f"from {reason}",
         f"room for {full_length:,} full-length sequence{'s' if full_length != 1 else ''} of {max_model_len:,} tokens",
     ]
     if max_model_len < wanted_len:

@@ -20,6 +20,7 @@ from noria.runner.executor import (
     Executor,
     Float32Array,
     ForwardBatch,
+    GroupBlocks,
     Int32Array,
     SamplingBatch,
     StepConstraints,
@@ -34,8 +35,8 @@ _NOTHING_ALLOWED = "allowed_token_ids, bad_words and min_tokens together allow n
 class ModelRunner:
     """Runs plans on an executor, whose KV pool it allocates.
 
-    `num_blocks` does not count the null block. `vocab_size`, when given, bounds the token ids that may reach the
-    executor from the first step on; without it only negative ids are refused.
+    `num_blocks` does not count the null block. `windows`: of the executor's groups. `vocab_size`, when given, bounds
+    the token ids that may reach the executor from the first step on; without it only negative ids are refused.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ModelRunner:
         max_model_len: int,
         num_blocks: int,
         block_size: int,
+        windows: tuple[int | None, ...] = (None,),
         vocab_size: int | None = None,
     ) -> None:
         if (num_blocks + 1) * block_size > np.iinfo(np.int32).max:
@@ -55,6 +57,7 @@ class ModelRunner:
             max_model_len=max_model_len,
             num_blocks=num_blocks,
             block_size=block_size,
+            windows=windows,
             vocab_size=vocab_size,
         )
         self._executor = executor
@@ -76,6 +79,7 @@ class ModelRunner:
         rows = np.array([batch.row(request_id) for request_id in request_ids], dtype=np.intp)
         counts = np.array(list(plan.num_scheduled_tokens.values()), dtype=np.int32)
         self._check_schedule(request_ids, rows, counts)
+        batch.drop_passed(rows)
 
         if batch.scoring:
             return self._run_scoring(request_ids, rows, counts)
@@ -129,7 +133,7 @@ class ModelRunner:
         rules = (
             (counts < 1, "is scheduled for no tokens"),
             (ends > batch.num_tokens[rows], "is scheduled past its known tokens"),
-            (ends > batch.num_blocks[rows] * batch.block_size, "is scheduled past its blocks"),
+            (ends > batch.num_columns(rows) * batch.block_size, "is scheduled past its blocks"),
             (self._at_limit(request_ids, ends), "would sample past max_model_len"),
         )
         for broken, what in rules:
@@ -164,23 +168,28 @@ class ModelRunner:
         # The token at offset i of its row has position num_computed + i.
         first_position = batch.num_computed_tokens[rows]
         positions = np.arange(query_start[-1], dtype=np.int32) + np.repeat(first_position - query_start[:-1], counts)
-        slots = batch.block_table[row_of_token, positions // block_size] * block_size + positions % block_size
-
-        num_used_blocks = -(-context_len // block_size)
-        block_table = batch.block_table[rows, : num_used_blocks.max()]
-        # A row may own blocks beyond this step's context; the executor sees none of them.
-        block_table[np.arange(block_table.shape[1]) >= num_used_blocks[:, None]] = 0
+        column, offset = np.divmod(positions, block_size)
+        num_used_columns = -(-context_len // block_size)
+        groups = []
+        for group in range(batch.num_groups):
+            own_table = batch.table_of(group)
+            slots = own_table[row_of_token, column] * block_size + offset
+            block_table = own_table[rows, : num_used_columns.max()]
+            # A row may own blocks beyond this step's context; the executor sees none of them.
+            block_table[np.arange(block_table.shape[1]) >= num_used_columns[:, None]] = 0
+            groups.append(GroupBlocks(slots, block_table))
         logit_tokens = query_start[at_end + 1] - 1
         if scored is not None:
             logit_tokens = np.concatenate((logit_tokens, scored.tokens(query_start)))
         return ForwardBatch(
             token_ids=batch.token_ids[row_of_token, positions],
             positions=positions,
-            slots=slots,
+            slots=groups[0].slots,
             query_start=query_start,
             context_len=context_len,
-            block_table=block_table,
+            block_table=groups[0].block_table,
             logit_tokens=logit_tokens,
+            other_groups=tuple(groups[1:]),
         )
 
     def _sample(self, logits: Float32Array, rows: npt.NDArray[np.intp], request_ids: list[str]) -> StepResult:
