@@ -83,12 +83,3 @@ def qwen_hf_directory(qwen_path: Path) -> Path:
     from support.models import hf_directory
 
     return hf_directory(qwen_path)
-
-
-@pytest.fixture(scope="session")
-def gemma_path() -> Path:
-    """Gemma 3 270M as GGUF: `$NORIA_TEST_GEMMA_GGUF`. For tests marked `full`."""
-    named = os.environ.get("NORIA_TEST_GEMMA_GGUF")
-    if named is None:
-        pytest.skip("NORIA_TEST_GEMMA_GGUF does not name a GGUF file of Gemma 3 270M")
-    return Path(named)
