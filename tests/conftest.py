@@ -7,7 +7,6 @@ makes torch and transformers unimportable for the whole run.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec

@@ -19,6 +19,7 @@ from noria.typed_fields import mistyped
 DTYPES = ("bfloat16", "float32")
 EXECUTORS = ("auto", "native", "torch")
 GENERATION_CONFIGS = ("auto", "none")
+MOST_THREADS = 256
 
 
 def option(default: Any, help: str, *, aliases: tuple[str, ...] = (), is_secret: bool = False) -> Any:
@@ -186,6 +187,8 @@ class EngineOptions(SchedulingOptions):
                 f"generation_config {self.generation_config!r} is not supported; use one of "
                 f"{', '.join(GENERATION_CONFIGS)}"
             )
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise OptionError(f"threads must be between 1 and {MOST_THREADS}, not {self.threads}")
         if self.executor not in EXECUTORS:
             raise OptionError(f"there is no executor {self.executor!r}; use one of {', '.join(EXECUTORS)}")
 
@@ -256,13 +259,15 @@ class ServerOptions:
             raise OptionError("host is empty; use 127.0.0.1, or 0.0.0.0 for every address")
         if not 0 <= self.port <= 65535:
             raise OptionError(f"port must be between 0 and 65535, not {self.port}")
-        for name in ("drain_s", "health_stall_s", "sse_keep_alive_interval"):
+        if "" in self.served_model_name:
+            raise OptionError("served_model_name is empty")
+        for name in ("drain_s", "sse_keep_alive_interval"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name} must not be negative, but is {getattr(self, name)}")
         for name in ("max_stream_backlog", "max_body_bytes", "max_request_cost"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("request_read_timeout_s", "chat_template_timeout_s"):
+        for name in ("health_stall_s", "request_read_timeout_s", "chat_template_timeout_s"):
             if not 0 < getattr(self, name) <= _MOST:
                 raise OptionError(f"{name} must be above 0, a finite number, not {getattr(self, name)}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

@@ -279,7 +279,7 @@ def test_the_cost_of_a_call_counts_everything_it_is_multiplied_by():
     assert estimate_cost([10, 20], SamplingParams(max_tokens=5), 1000) == 40
     assert estimate_cost([10, 20], SamplingParams(max_tokens=5, n=3, logprobs=4), 1000) == 40 * 3 * 5
     scored = SamplingParams(max_tokens=0, n=3, prompt_logprobs=4)
-    assert estimate_cost([10, 20], scored, 1000) == 30 * 3 + 30 * 4, "scored once, whatever n is"
+    assert estimate_cost([10, 20], scored, 1000) == 30 * 3 + 30 * 4 * 3, "shown with each"
     assert estimate_cost([10, 20], SamplingParams(), 1000) == 2000, "what fits into the context, if it does not say"
 
 
@@ -325,6 +325,18 @@ def test_a_prompt_of_a_million_characters_is_refused_unread(server, stream):
         assert (response.status, response.error["code"]) == (400, "context_length_exceeded")
         assert "at least" in response.error["message"]
         assert all(number in response.error["message"] for number in ("1020", "512"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_to_be_cut_a_text_must_be_tokenised_so_it_has_a_bound_too(server, stream):
+    text = "once upon a time " * 60_000
+    for response in (
+        server.complete(prompt=text, stream=stream, truncate_prompt_tokens=10),
+        server.chat(messages=[{"role": "user", "content": text}], stream=stream, truncate_prompt_tokens=10),
+    ):
+        assert (response.status, response.error["code"]) == (400, "context_length_exceeded")
+        assert "truncate_prompt_tokens" in response.error["message"]
+    assert server.complete(prompt="x" * 1000, stream=stream, truncate_prompt_tokens=10, max_tokens=1).status == 200
 
 
 def test_clients_that_leave_while_their_text_is_long_hold_nothing():

@@ -40,13 +40,14 @@ class Answer:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    error_code: str | None = None
 
     def add(self, event: RequestEvent) -> None:
         assert self.finish_reason is None, "nothing follows the end"
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs
         self.prompt_logprobs += event.prompt_logprobs
-        self.finish_reason, self.error = event.finish_reason, event.error
+        self.finish_reason, self.error, self.error_code = event.finish_reason, event.error, event.error_code
 
 
 class Engine:

@@ -191,6 +191,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """Of consecutive prompt tokens, by request; the first is that of the token behind position `num_scored`."""
     failed: dict[str, str] = {}
     """Requests that ran and cannot go on, and why; they have no tokens here. The others are none the worse."""
+    refused: frozenset[str] = frozenset()
+    """Those of `failed` that failed by what they ask for, which shows only now."""
 
     def without_prompt_logprobs(self) -> StepResult:
         """The same result for keeping: those of one step may be of hundreds of tokens."""

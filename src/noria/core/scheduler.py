@@ -254,7 +254,8 @@ class Scheduler:
         check_result(plan, result, draft.chunks)
         for request_id, error in result.failed.items():  # first, so that nothing they computed becomes findable
             if (request := self.running.get(request_id)) is not None:
-                self._end(request, FinishReason.ERROR, now_s, error=error)
+                code = "refused" if request_id in result.refused else None
+                self._end(request, FinishReason.ERROR, now_s, error=error, error_code=code)
         if draft.has_steady:
             for request in self.running.filling_a_block():
                 self._register(request, request.num_computed + 1)

@@ -140,7 +140,8 @@ class EngineCore:
         try:
             result = self._runner.execute(plan)
             for request_id, failure in result.failed.items():
-                logger.error("step %d: request %s failed: %s", plan.step, request_id, failure)
+                level = logging.INFO if request_id in result.refused else logging.ERROR
+                logger.log(level, "step %d: request %s failed: %s", plan.step, request_id, failure)
             events = self.scheduler.update(plan, result, self._clock(), started_s=started_s)
         except BaseException as error:
             what = f"{type(error).__name__}: {error}"

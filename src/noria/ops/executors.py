@@ -56,7 +56,7 @@ def _why_not_native(options: EngineOptions) -> str | None:
 
 
 def _native(model: ModelFiles, options: EngineOptions, report: Report | None) -> NativeExecutor:
-    from noria.ops.native import NativeExecutor
+    from noria.ops.native import NativeExecutor, num_cores
 
     if (why_not := _why_not_native(options)) is not None:
         raise OptionError(f"{why_not}; executor=torch runs without it")
@@ -69,6 +69,10 @@ def _native(model: ModelFiles, options: EngineOptions, report: Report | None) ->
         report=report,
     )
     logger.info("native executor: %s, %d threads", executor.kernel, executor.num_threads)
+    if executor.num_threads > num_cores():
+        logger.warning(
+            "there are %d threads for %d cores: they will wait for each other", executor.num_threads, num_cores()
+        )
     return executor
 
 

@@ -208,16 +208,22 @@ class ModelRunner:
         token_ids = dict(zip(request_ids, zip(sampled.token_ids.tolist(), strict=True), strict=True))
         usable = sampled.token_ids >= 0
         failed: dict[str, str] = {}
+        refused: set[str] = set()
         if not usable.all():
             for row in np.flatnonzero(~usable).tolist():
-                what = _NOTHING_ALLOWED if sampled.token_ids[row] == NOTHING_ALLOWED else _UNUSABLE_LOGITS
-                failed[request_ids[row]] = f"{what} for request {request_ids[row]}"
-                del token_ids[request_ids[row]]
+                request_id = request_ids[row]
+                if sampled.token_ids[row] == NOTHING_ALLOWED:
+                    failed[request_id] = _NOTHING_ALLOWED
+                    refused.add(request_id)
+                else:
+                    failed[request_id] = f"{_UNUSABLE_LOGITS} for request {request_id}"
+                del token_ids[request_id]
         batch.append_tokens(rows[usable], sampled.token_ids[usable])
         return StepResult(
             token_ids=token_ids,
             logprobs={request_ids[row]: (logprobs,) for row, logprobs in sampled.logprobs.items()},
             failed=failed,
+            refused=frozenset(refused),
         )
 
     def _constraints(

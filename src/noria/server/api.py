@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from noria.errors import ContextLengthError
 from noria.kv.prefix import PrefixKey
 from noria.sampling import SamplingParams
 from noria.server.answers import Answer, PromptTokensDetails, Usage
@@ -132,6 +134,26 @@ class GenerationApi(ABC):
         given = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(**{**self._model.sampling_defaults, **given})
 
+    @contextmanager
+    def _size_bound(self) -> Iterator[int]:
+        """The most tokens that a text may have before it is tokenised.
+
+        What `truncate_prompt_tokens` cuts off need not fit, but all of it must be tokenised to cut it.
+        """
+        most = self._model.max_model_len
+        if self._body.truncate_prompt_tokens is None:
+            yield most
+            return
+        most *= TRUNCATED_LENGTHS
+        try:
+            yield most
+        except ContextLengthError as error:
+            raise ContextLengthError(
+                f"the text has at least {most} tokens, the most it may have before truncate_prompt_tokens cuts it: "
+                "cut it before it is sent",
+                param=error.param,
+            ) from None
+
     def _truncated(self, token_ids: list[int], max_tokens: int | None) -> list[int]:
         """The end of a prompt, of the length that `truncate_prompt_tokens` wants."""
         num_kept = self._body.truncate_prompt_tokens
@@ -142,6 +164,9 @@ class GenerationApi(ABC):
             num_kept = max(1, self._model.max_model_len - (1 if max_tokens is None else max_tokens))
         return token_ids[-num_kept:]
 
+
+TRUNCATED_LENGTHS = 4
+"""With `truncate_prompt_tokens` a text may be as many times as long as the context can hold."""
 
 _SAME_IN_SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",

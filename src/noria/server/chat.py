@@ -60,16 +60,18 @@ class ChatApi(GenerationApi):
         template = self._request_template or self._tokenizer.chat_template
         if template is not None:
             check_roles(body.messages, template)
-        token_ids = encode_chat(
-            self._tokenizer,
-            body.messages,
-            add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
-            continue_final_message=continues,
-            template=template,
-            template_kwargs=self._template_variables(),
-            # What is cut off need not fit.
-            max_num_tokens=self._model.max_model_len if body.truncate_prompt_tokens is None else None,
-        )
+        with self._size_bound() as most:
+            token_ids = encode_chat(
+                self._tokenizer,
+                body.messages,
+                add_generation_prompt=not continues
+                if body.add_generation_prompt is None
+                else body.add_generation_prompt,
+                continue_final_message=continues,
+                template=template,
+                template_kwargs=self._template_variables(),
+                max_num_tokens=most,
+            )
         return [self._truncated(token_ids, self._max_tokens)]
 
     def opening(self, generation: Generation) -> list[bytes]:

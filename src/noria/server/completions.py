@@ -65,8 +65,8 @@ class CompletionsApi(GenerationApi):
         return encoded
 
     def _encode(self, text: str) -> list[int]:
-        if self._completion.truncate_prompt_tokens is None:
-            check_size(text, self._tokenizer, self._model.max_model_len, param="prompt")
+        with self._size_bound() as most:
+            check_size(text, self._tokenizer, most, param="prompt")
         return self._tokenizer.encode(text)
 
     def _prompts(self) -> list[Any]:

@@ -29,7 +29,7 @@ from noria.server.bodies import ChatBody, GenerationBody, decode_body
 from noria.server.calls import Call, call_of
 from noria.server.envelope import new_call_id
 from noria.server.errors import ApiError, as_api_error
-from noria.server.gate import check_call, check_json
+from noria.server.gate import check_call, check_json, scored_entries
 from noria.server.generation import Generation
 from noria.server.headers import ignored_header, response_start
 from noria.server.request_body import ClientLeft, HeldBody
@@ -125,6 +125,10 @@ class GenerationEndpoint:
         return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, **rest)
 
 
+LARGE_ANSWER = 8192
+"""Tokens and log-probabilities of an answer: from here on writing it takes longer than the event loop may be held."""
+
+
 class _Answer:
     """One request being answered."""
 
@@ -157,10 +161,21 @@ class _Answer:
             else:
                 with self._generation(body, api, prompts, sampling) as generation:
                     await generation.wait()
-                    await _send_json(self._send, 200, api.answer(generation), self._headers)
+                    await _send_json(
+                        self._send, 200, await self._whole(api, generation, prompts, sampling), self._headers
+                    )
             self._call.note_answered()
         except Exception as error:
             await self._fail(as_api_error(error, renamed), error)
+
+    async def _whole(
+        self, api: GenerationApi, generation: Generation, prompts: list[list[int]], sampling: SamplingParams
+    ) -> bytes:
+        """The answer; where it has many log-probabilities it is written beside the event loop, which others need."""
+        shown = sum(len(output.token_ids) for output in generation.outputs) * (1 + (sampling.logprobs or 0))
+        if shown + scored_entries([len(prompt) for prompt in prompts], sampling) < LARGE_ANSWER:
+            return api.answer(generation)
+        return await asyncio.to_thread(api.answer, generation)
 
     async def _understand(self) -> tuple[GenerationBody, GenerationApi, list[str]]:
         assert self._call.call_id is not None

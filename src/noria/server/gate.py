@@ -56,14 +56,20 @@ def check_depth(values: Any, raw: bytes) -> None:
 def estimate_cost(prompt_lengths: Sequence[int], sampling: SamplingParams, max_model_len: int) -> int:
     """What a call may come to: for each sequence, its prompt and what it may generate, times 1 + logprobs.
 
-    Prompts that are scored count once more, times prompt_logprobs: one of their sequences scores them for all.
+    Prompts that are scored count once more, times prompt_logprobs: one of their sequences scores them for all, but
+    the answer shows them with each.
     """
     width = 1 + (sampling.logprobs or 0)
     total = 0
     for length in prompt_lengths:
         most_generated = max(max_model_len - length, 0) if sampling.max_tokens is None else sampling.max_tokens
         total += length + most_generated
-    return total * sampling.n * width + sum(prompt_lengths) * (sampling.prompt_logprobs or 0)
+    return total * sampling.n * width + scored_entries(prompt_lengths, sampling)
+
+
+def scored_entries(prompt_lengths: Sequence[int], sampling: SamplingParams) -> int:
+    """Log-probabilities of prompt tokens that an answer shows."""
+    return sum(prompt_lengths) * (sampling.prompt_logprobs or 0) * sampling.n
 
 
 def check_call(prompt_lengths: Sequence[int], sampling: SamplingParams, config: SchedulerConfig, max_cost: int) -> None:
@@ -88,8 +94,8 @@ def check_call(prompt_lengths: Sequence[int], sampling: SamplingParams, config: 
     if not is_plain and cost > max_cost:
         raise RequestError(
             f"this call may come to {cost} (tokens of prompts and answers of its {num_sequences} sequences, times 1 + "
-            f"logprobs, and prompts times prompt_logprobs), more than {max_cost} (--max-request-cost): lower "
-            "max_tokens, n, logprobs or prompt_logprobs, or send fewer prompts at once",
+            f"logprobs, and prompts times prompt_logprobs for each), more than {max_cost} (--max-request-cost): "
+            "lower max_tokens, n, logprobs or prompt_logprobs, or send fewer prompts at once",
             param=field if sampling.max_tokens is not None else "max_tokens",
             code="request_too_large",
         )
