@@ -31,7 +31,8 @@ def chat(
     engine: EngineOptions,
 ) -> None:
     """Talk with a model in the terminal."""
-    if sampling.n != 1 or sampling.logprobs is not None:
+    named = sampling.over({})
+    if named.n != 1 or named.logprobs is not None:
         raise OptionError("a conversation has one answer at a time, shown as text: leave out --n and --logprobs")
     log_to_stderr(log_level)
     from noria.assembly import build_engine

@@ -151,7 +151,7 @@ class GenerationApi(ABC):
             raise ContextLengthError(
                 f"the text has at least {most} tokens, the most it may have before truncate_prompt_tokens cuts it: "
                 "cut it before it is sent",
-                param=error.param,
+                param=error.param or "prompt",
             ) from None
 
     def _truncated(self, token_ids: list[int], max_tokens: int | None) -> list[int]:
