@@ -19,10 +19,20 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# To serve needs far less than to test: no PyTorch where the native executor runs.
+SERVING := $(VENV)/.serving
+$(SERVING): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+	@echo "Installing Noria into $(VENV); this happens once and takes a minute or two"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(BIN)/python -c "import sys; from noria.ops.native import why_unavailable; sys.exit(why_unavailable() is not None)" || \
+		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	@touch $@
+
 PORT ?= 8000
 MODEL ?=
 
-serve: $(STAMP)  ## serve MODEL (default: a small one, fetched once) on 127.0.0.1, PORT=8000
+serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING))  ## serve MODEL (default: a small one, fetched once) on 127.0.0.1, PORT=8000
 	$(BIN)/noria serve $(MODEL) --host 127.0.0.1 --port $(PORT)
 
 test: $(STAMP)  ## what CI runs: under 15 minutes on 2 cores

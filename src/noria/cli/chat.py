@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from noria.cli.common import LogLevel, ModelArgument
 from noria.config import EngineOptions
-from noria.errors import RequestError
+from noria.errors import OptionError, RequestError
 from noria.logs import log_to_stderr
 from noria.sampling import SamplingParams
 
@@ -30,6 +30,8 @@ def chat(
     engine: EngineOptions,
 ) -> None:
     """Talk with a model in the terminal."""
+    if sampling.n != 1 or sampling.logprobs is not None:
+        raise OptionError("a conversation has one answer at a time, shown as text: leave out --n and --logprobs")
     log_to_stderr(log_level)
     from noria.assembly import build_engine
     from noria.llm import LLM

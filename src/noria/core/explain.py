@@ -71,5 +71,11 @@ def _why(plan: StepPlan | None, request_id: str) -> tuple[Limit | None, str]:
         if preemption.request_id == request_id:
             return preemption.limit, f"gave way to {preemption.in_favour_of}"
     if request_id not in plan.num_scheduled_tokens and plan.admission_end is not None:
-        return plan.admission_end.limit, f"behind the {plan.admission_end.position} that were looked at"
+        looked_at = plan.admission_end.position
+        detail = (
+            f"only the first {looked_at} of the queue were looked at"
+            if looked_at
+            else "nobody in the queue was admitted"
+        )
+        return plan.admission_end.limit, detail
     return None, ""

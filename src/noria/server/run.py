@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -195,7 +196,8 @@ class _Server:
 
     def _announce(self, took_s: float) -> None:
         url = self._url
-        key = ' -H "Authorization: Bearer $NORIA_API_KEY"' if self._state.keys.are_needed else ""
+        name = "$NORIA_API_KEY" if os.environ.get("NORIA_API_KEY") else "YOUR_KEY"
+        key = f' -H "Authorization: Bearer {name}"' if self._state.keys.are_needed else ""
         body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
         _say(
             f"Noria serves {self._state.names[0]} at {url} after {took_s:.1f} s. Try: "
@@ -225,7 +227,11 @@ class _Server:
         self._state.phase = Phase.DRAINING
         assert self._client is not None
         self._client.drain()
-        logger.info("draining: %d sequences under way, at most %.0f s", engine.num_unfinished, self._options.drain_s)
+        logger.info(
+            "draining: %d sequences under way, at most %.0f s; a second signal ends at once",
+            engine.num_unfinished,
+            self._options.drain_s,
+        )
         try:
             await asyncio.wait_for(engine.wait_idle(), self._options.drain_s)
         except TimeoutError:
