@@ -5,17 +5,19 @@ from __future__ import annotations
 import builtins
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from models.support import tiny_model
+from models.support import LONGROPE, tiny_model
 from noria.config import EngineOptions
 from noria.errors import OptionError, UnsupportedError
 from noria.files.model import ModelFiles
 from noria.files.sources import open_model
 from noria.ops.executors import create_executor as create
+from noria.ops.native import why_unavailable
 
 
 def create_executor(files: ModelFiles, *, report: Any = None, **options: Any) -> Any:
@@ -50,6 +52,19 @@ def test_a_cuda_device_that_is_not_there(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     with pytest.raises(OptionError, match=message):
         create_executor(files, dtype="float32", device="cuda:3")
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+@pytest.mark.parametrize(("max_model_len", "first"), [(48, "short_factor"), (49, "long_factor"), (None, "long_factor")])
+def test_longrope_is_chosen_from_the_option(
+    executor: str, max_model_len: int | None, first: str, tmp_path: Path
+) -> None:
+    if executor == "native" and (reason := why_unavailable()):
+        pytest.skip(reason)
+    tiny_model("phi3", **LONGROPE).save_pretrained(tmp_path)
+    options = EngineOptions(executor=executor, dtype="float32", max_model_len=max_model_len)
+    config = create(open_model(tmp_path), options).config
+    assert list(config.rope.frequency_factors) == LONGROPE["rope_parameters"][first]
 
 
 @pytest.fixture
