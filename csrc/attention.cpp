@@ -129,28 +129,37 @@ void scatter_values(float* to, int offset, int head_dim, int d, __m512 values) {
   _mm512_storeu_ps(to + offset * head_dim + d, values);
 }
 
+// Scales and caps a row's scores of one tile, in place. Returns what they are to be scaled by now. Apart, so that the
+// registers of `soften` are not filled with it where nothing is capped.
+[[gnu::noinline]] float cap(const AttentionShape& shape, float* scores) {
+  for (int g = 0; g < kTileGroups; ++g) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(scores + g * kGroup), _mm512_set1_ps(shape.scale));
+    _mm512_storeu_ps(scores + g * kGroup, soft_cap16(scaled, shape.soft_cap));
+  }
+  return 1;
+}
+
 }  // namespace
 
 template <typename T>
-float soften(const AttentionShape& shape, const float* scores, int first_key, int position, float& maximum, float* sums,
+float soften(const AttentionShape& shape, float* scores, int first_key, int position, float& maximum, float* sums,
              T* weights) {
   const int end = position + 1 - first_key, begin = end - shape.window;  // of the keys in the tile that are seen
   if (begin >= kTileKeys) {  // It is all before the window: nothing has been seen yet, not even a maximum.
     for (int g = 0; g < kTileGroups; ++g) store16(weights + g * kGroup, _mm512_setzero_ps());
     return 1;
   }
-  float scale = shape.scale;
+  const float scale = shape.soft_cap > 0 ? cap(shape, scores) : shape.scale;
   __m512 s[kTileGroups];
-  for (int g = 0; g < kTileGroups; ++g) s[g] = _mm512_loadu_ps(scores + g * kGroup);
-  if (shape.soft_cap > 0) {
-    for (int g = 0; g < kTileGroups; ++g) s[g] = soft_cap16(_mm512_mul_ps(s[g], _mm512_set1_ps(scale)), shape.soft_cap);
-    scale = 1;
-  }
-  if (begin > 0 || end < kTileKeys) {
+  if (begin <= 0 && end >= kTileKeys) {
+    for (int g = 0; g < kTileGroups; ++g) s[g] = _mm512_loadu_ps(scores + g * kGroup);
+  } else {
     const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     const auto keys_before = [](int key, int g) { return (1u << std::clamp(key - g * kGroup, 0, kGroup)) - 1; };
-    for (int g = 0; g < kTileGroups; ++g)
-      s[g] = _mm512_mask_mov_ps(hidden, __mmask16(keys_before(end, g) & ~keys_before(begin, g)), s[g]);
+    for (int g = 0; g < kTileGroups; ++g) {
+      const __mmask16 seen = __mmask16(keys_before(end, g) & ~keys_before(begin, g));
+      s[g] = _mm512_mask_loadu_ps(hidden, seen, scores + g * kGroup);
+    }
   }
   const __m512 most = _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]));
   const float highest = std::max(maximum, _mm512_reduce_max_ps(most));
@@ -258,7 +267,7 @@ void write_kv(const AttentionShape& shape, T* pool, int64_t slot, const float* k
 template void attend(const AttentionShape&, const AttentionItem<bf16>&, const AttentionItem<bf16>*, float*, SlabsView<bf16>, int);
 template void attend(const AttentionShape&, const AttentionItem<float>&, const AttentionItem<float>*, float*, SlabsView<float>, int);
 template void finish_rows(const AttentionShape&, const AttentionItem<bf16>&, const float*, const float*, SlabsView<bf16>, int);
-template float soften(const AttentionShape&, const float*, int, int, float&, float*, bf16*);
+template float soften(const AttentionShape&, float*, int, int, float&, float*, bf16*);
 template void write_kv(const AttentionShape&, bf16*, int64_t, const float*, const float*);
 template void write_kv(const AttentionShape&, float*, int64_t, const float*, const float*);
 

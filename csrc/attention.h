@@ -88,7 +88,7 @@ void walk_tiles(const AttentionShape& shape, const AttentionItem<T>& item, const
     const int next_first = is_last ? first_tile(following_group) : first + kTileGroups;
     const int next_seen = is_last ? following_group : first_group;
     for (int g = 0; g < tile.num_groups; ++g) {
-      // A group before the window stands for itself in no way: the first one in it is read instead, and hidden.
+      // Instead of a group before the window the first one in it is read: those keys are hidden anyway.
       tile.keys[g] = item.keys(shape, std::max(first + g, first_group));
       tile.values[g] = tile.keys[g] + shape.part_elements();
       const bool has_next = owner != nullptr && next_first + g < owner->num_groups();
@@ -115,11 +115,11 @@ template <typename T>
 void finish_rows(const AttentionShape& shape, const AttentionItem<T>& item, const float* sums, const float* weight_sums,
                  SlabsView<T> out, int first_row);
 
-// Turns a row's scores of one tile into weights, hiding keys that the query at `position` does not see; updates the running
+// Turns a row's scores of one tile (which it may overwrite) into weights, hiding keys that the query at `position` does not see; updates the running
 // maximum (of scores) and the 16 sums (of weights, every 16th key's). Returns by what everything before is to be multiplied:
 // mostly exactly 1.
 template <typename T>
-float soften(const AttentionShape& shape, const float* scores, int first_key, int position, float& maximum, float* sums,
+float soften(const AttentionShape& shape, float* scores, int first_key, int position, float& maximum, float* sums,
              T* weights);
 
 // Numbers of scratch that `attend` and `attend_amx` need for that many queries.

@@ -165,8 +165,8 @@ class PagedDriver:
 
 def executor_greedy(driver: PagedDriver, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """The continuations that an executor finds most probable, of all prompts side by side, one token a step."""
-    longest = max(map(len, prompts)) + num_tokens
-    tables = [[driver.free.pop() for _ in range(-(-longest // driver.block_size))] for _ in prompts]
+    num_blocks = [-(-(len(prompt) + num_tokens) // driver.block_size) for prompt in prompts]
+    tables = [[driver.free.pop() for _ in range(blocks)] for blocks in num_blocks]
     known, done = [list(prompt) for prompt in prompts], [0] * len(prompts)
     for _ in range(num_tokens):
         rows = [
