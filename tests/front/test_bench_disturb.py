@@ -47,7 +47,7 @@ def test_a_workload_is_sent_alone_and_disturbed_in_turn(tmp_path: Path, capsys: 
     [
         (Disturbance.NONE, None),
         (Disturbance.PROMPT, "400 context_length_exceeded"),
-        (Disturbance.TRUNCATED, "400"),
+        (Disturbance.TRUNCATED, "400 context_length_exceeded"),
         (Disturbance.TEMPLATE, "400 unsupported_parameter"),
     ],
 )
