@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "gemm.h"
 
@@ -24,13 +23,14 @@ constexpr int kGroup = 16;       // slots in a group
 constexpr int kTileGroups = 4;   // groups in a tile of keys
 constexpr int kTileKeys = kGroup * kTileGroups;
 constexpr int kMaxHeadDim = 256;
+constexpr int kNoWindow = 1 << 30;  // more keys than there are, and no overflow where it is subtracted from positions
 
 struct AttentionShape {
   int num_heads;
   int num_kv_heads;
   int head_dim;  // a multiple of 16
   float scale;
-  int window = std::numeric_limits<int>::max();  // how many keys a query sees, its own the last of them
+  int window = kNoWindow;  // how many keys a query sees, its own the last of them
   float soft_cap = 0;   // scores become soft_cap * tanh(score / soft_cap); 0: they stay
   int rotary_dim = 0;   // the first dimensions of a head, which are rotated where there is a table
 

@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "executor.h"
 #include "machine.h"
 
@@ -164,7 +166,7 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
       .def("add_attention", [](E& self, int num_heads, int num_kv_heads, int head_dim, float scale,
                                std::optional<int> window, std::optional<float> soft_cap, std::optional<int> rotary_dim) {
              AttentionShape shape{num_heads, num_kv_heads, head_dim, scale};
-             shape.window = window.value_or(shape.window);
+             shape.window = std::min(window.value_or(kNoWindow), kNoWindow);
              shape.soft_cap = soft_cap.value_or(shape.soft_cap);
              shape.rotary_dim = rotary_dim.value_or(head_dim);
              return self.add_attention(shape);
