@@ -214,7 +214,7 @@ Logits run(Executor<T>& executor, const Prompts& prompts, const std::vector<int>
       for (size_t b = 0; b < width; ++b) table.push_back(b < tables[i].size() ? tables[i][b] : 0);
     }
     if (active.empty()) return result;
-    const Batch batch{int(tokens.size()), int(active.size()), int(wanted.size()), int(width), tokens.data(),
+    const Batch batch{int(tokens.size()), int(active.size()), int(wanted.size()), int(width), 1, tokens.data(),
                       positions.data(), slots.data(), starts.data(), lengths.data(), table.data(), wanted.data()};
     executor.check(batch);
     for (size_t row = 0; row < active.size(); ++row) {
