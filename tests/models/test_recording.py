@@ -83,18 +83,19 @@ def test_a_recorded_program_gives_the_same_bits(directory: Path) -> None:
     shapes = registry.find(files.config.architecture).plan(files).shapes
     program = record_decoder(files.config, shapes, one_row())
     executor = TorchExecutor(files, dtype="float32", threads=1)
+    num_groups = len(executor.kv_windows)
     direct, replayed = [], []
     prompts = random_prompts([30, 7, 12])
     tables = [[4, 9, 1, 12, 7, 15, 3, 20], [2, 30], [8, 5, 6]]
-    executor.allocate_kv(32, 4)
+    executor.allocate_kv(32 * num_groups, 4)
     for done, upto in ((0, 6), (6, 7), (7, 30)):
         rows = [(p[:upto], done, table) for p, table in zip(prompts, tables, strict=True) if len(p) > done]
-        direct.append(executor.forward(pack(rows, 4, wanted="all")))
-    executor.allocate_kv(32, 4)
+        direct.append(executor.forward(pack(rows, 4, wanted="all").spread(num_groups, 4)))
+    executor.allocate_kv(32 * num_groups, 4)
     for done, upto in ((0, 6), (6, 7), (7, 30)):
         rows = [(p[:upto], done, table) for p, table in zip(prompts, tables, strict=True) if len(p) > done]
         with torch.inference_mode():
-            batch = executor._ops.batch(pack(rows, 4, wanted="all"))
+            batch = executor._ops.batch(pack(rows, 4, wanted="all").spread(num_groups, 4))
             replayed.append(run(program, executor._ops, executor._parameters, batch)["logits"].numpy())
     assert sorted(value.name for value in program.weights) == sorted(executor._parameters)
     for a, b in zip(direct, replayed, strict=True):
