@@ -29,6 +29,16 @@ LAST = [
 ]  # fmt: skip
 """Test files that take longer, in the order in which they are run after the others."""
 TIMEOUT_S = 600
+RUN_WITH_COPY = """
+import sys
+# An editable installation finds the checkout before anything on PYTHONPATH.
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
+import noria, pytest
+source = sys.argv[1]
+if not noria.__file__.startswith(source):
+    raise SystemExit(f"the tests would not see the copy in {source}, but {noria.__file__}")
+sys.exit(pytest.main(sys.argv[2:]))
+"""
 
 
 def main(names: list[str]) -> int:
@@ -91,8 +101,8 @@ def failing_test(source: Path) -> tuple[str | None, float]:
         "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),
     }
     command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-m", "not full", "-p", "no:cacheprovider", "--tb=no",
-        "--timeout=120", "--hypothesis-seed=0", "--hypothesis-profile=no-shrinking", *map(str, test_files()),
+        sys.executable, "-c", RUN_WITH_COPY, str(source), "-x", "-q", "-m", "not full", "-p", "no:cacheprovider",
+        "--tb=no", "--timeout=120", "--hypothesis-seed=0", "--hypothesis-profile=no-shrinking", *map(str, test_files()),
     ]  # fmt: skip
     start = time.monotonic()
     try:

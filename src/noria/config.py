@@ -187,8 +187,8 @@ class EngineOptions(SchedulingOptions):
                 f"generation_config {self.generation_config!r} is not supported; use one of "
                 f"{', '.join(GENERATION_CONFIGS)}"
             )
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise OptionError(f"threads must be between 1 and {MOST_THREADS}, not {self.threads}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise OptionError(f"threads must be at most {MOST_THREADS}, not {self.threads}")
         if self.executor not in EXECUTORS:
             raise OptionError(f"there is no executor {self.executor!r}; use one of {', '.join(EXECUTORS)}")
 
@@ -243,7 +243,7 @@ class ServerOptions:
     max_request_cost: int = option(
         2**23,
         "Most that one call may come to: for each of its sequences, prompt tokens and tokens that may be generated, "
-        "times 1 + logprobs; and prompt tokens times prompt_logprobs.",
+        "times 1 + logprobs and prompt_logprobs (of its prompt tokens).",
     )
     chat_template_timeout_s: float = option(2.0, "Processor time that a chat template may take for one request.")
     trust_request_chat_template: bool = option(

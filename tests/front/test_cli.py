@@ -191,3 +191,19 @@ main({arguments!r})
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+def test_a_key_that_came_out_empty_opens_the_server_to_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NORIA_API_KEY", "")
+    monkeypatch.setattr("noria.server.start.serve", lambda *_: pytest.fail("it serves"))
+    assert run(["serve"]) == 1
+    assert "NORIA_API_KEY is set, but empty" in capsys.readouterr().err
+
+
+def test_a_conversation_refuses_what_it_could_not_show(engine: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--n", "3"], ["--logprobs", "2"]):
+        assert run(["chat", *arguments]) == 1
+        assert "leave out --n and --logprobs" in capsys.readouterr().err
+    assert engine == [], "before anything is loaded"

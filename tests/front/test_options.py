@@ -163,3 +163,16 @@ def test_what_the_scheduler_could_not_work_with_is_a_usage_error(arguments: list
 def test_an_option_of_another_type_is_refused_by_name(options: Any, name: str, value: Any, what: str) -> None:
     with pytest.raises(OptionError, match=f"^{name} must be {what}, not "):
         options(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "what"),
+    [
+        (EngineOptions, {"threads": 257}, "threads must be at most 256, not 257"),
+        (ServerOptions, {"health_stall_s": 0.0}, "health_stall_s must be above 0"),
+        (ServerOptions, {"served_model_name": ("a", "")}, "served_model_name is empty"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused(options: Any, given: dict[str, Any], what: str) -> None:
+    with pytest.raises(OptionError, match=f"^{what}"):
+        options(**given)

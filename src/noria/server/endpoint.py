@@ -129,6 +129,16 @@ LARGE_ANSWER = 8192
 """Tokens and log-probabilities of an answer: from here on writing it takes longer than the event loop may be held."""
 
 
+async def whole_answer(
+    api: GenerationApi, generation: Generation, prompts: list[list[int]], sampling: SamplingParams
+) -> bytes:
+    """The answer; where it has many log-probabilities it is written beside the event loop, which others need."""
+    shown = sum(len(output.token_ids) for output in generation.outputs) * (1 + (sampling.logprobs or 0))
+    if shown + scored_entries([len(prompt) for prompt in prompts], sampling) < LARGE_ANSWER:
+        return api.answer(generation)
+    return await asyncio.to_thread(api.answer, generation)
+
+
 class _Answer:
     """One request being answered."""
 
@@ -162,20 +172,11 @@ class _Answer:
                 with self._generation(body, api, prompts, sampling) as generation:
                     await generation.wait()
                     await _send_json(
-                        self._send, 200, await self._whole(api, generation, prompts, sampling), self._headers
+                        self._send, 200, await whole_answer(api, generation, prompts, sampling), self._headers
                     )
             self._call.note_answered()
         except Exception as error:
             await self._fail(as_api_error(error, renamed), error)
-
-    async def _whole(
-        self, api: GenerationApi, generation: Generation, prompts: list[list[int]], sampling: SamplingParams
-    ) -> bytes:
-        """The answer; where it has many log-probabilities it is written beside the event loop, which others need."""
-        shown = sum(len(output.token_ids) for output in generation.outputs) * (1 + (sampling.logprobs or 0))
-        if shown + scored_entries([len(prompt) for prompt in prompts], sampling) < LARGE_ANSWER:
-            return api.answer(generation)
-        return await asyncio.to_thread(api.answer, generation)
 
     async def _understand(self) -> tuple[GenerationBody, GenerationApi, list[str]]:
         assert self._call.call_id is not None
