@@ -66,7 +66,7 @@ class StepShape:
         return sum(self.query_lens)
 
     def attended(self, window: int | None) -> tuple[int, int]:
-        """Pairs of a query and a key that it sees, and different tokens whose KV is read, by a layer with that window."""
+        """By a layer with that window: pairs of a query and a key that it sees, and tokens whose KV is read once."""
         pairs = kv_tokens = 0
         for num_queries, context_len in zip(self.query_lens, self.context_lens, strict=True):
             reach = context_len if window is None else window
