@@ -148,6 +148,7 @@ class GgufModel:
         if len(types) != len(tokens):
             raise ModelFileError(f"{self.path}: {len(tokens)} tokens, but {len(types)} entries in '{prefix}token_type'")
         return GgufVocabulary(
+            source=str(self.path),
             model=self._fields.text(prefix + "model"),
             pre=self._fields.optional_text(prefix + "pre"),
             tokens=tokens,

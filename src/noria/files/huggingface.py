@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from noria.errors import ModelFileError, UnsupportedError
-from noria.files.fields import Fields, read_json
+from noria.files.fields import Fields, read_json, short
 from noria.files.fp8 import FP8_ENCODINGS, is_activation_scale, scaled, scales_of
 from noria.files.generation import read_json_defaults
 from noria.files.model import HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
@@ -140,7 +140,7 @@ class HuggingFaceModel:
         """At most one id: from `tokenizer_config.json` if it lists the special tokens, else from `tokenizer.json`."""
         decoder = self._tokenizer_config.section("added_tokens_decoder")
         for key, entry in (decoder.values if decoder else {}).items():
-            if isinstance(entry, dict) and entry.get("content") == text and key.isdecimal():
+            if isinstance(entry, dict) and entry.get("content") == text and key.isdecimal() and len(key) < 10:
                 return [int(key)]
         tokenizer = self._optional_json("tokenizer.json")
         added = tokenizer.get("added_tokens")
@@ -162,8 +162,8 @@ class HuggingFaceModel:
                 raise ModelFileError(f"cannot read {path}: {error}") from error
         template = self._tokenizer_config.get("chat_template")
         if isinstance(template, list):
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
+            named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+            template = named[-1].get("template") if named else None
         if template is not None and not isinstance(template, str):
             raise self._tokenizer_config.wrong("chat_template", "a string or a list of named templates")
         return template
@@ -189,7 +189,9 @@ def _open_shards(directory: Path, present: list[str]) -> list[SafetensorsFile]:
     tensors_of: dict[str, list[str]] = {}
     for tensor, shard in placement.values.items():
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ModelFileError(f"{index_path}: tensor {tensor!r} is placed in {shard!r}, which is not a shard's name")
+            raise ModelFileError(
+                f"{index_path}: tensor {short(tensor)} is placed in {short(shard)}, which is not a shard's name"
+            )
         tensors_of.setdefault(shard, []).append(tensor)
     _refuse_left_over(directory, present, used=sorted(tensors_of), reason=f"is not in {INDEX_NAME}")
     files = [_open_shard(directory / shard, tensors) for shard, tensors in sorted(tensors_of.items())]
