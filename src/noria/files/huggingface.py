@@ -24,7 +24,7 @@ from noria.files.fp8 import FP8_ENCODINGS, is_activation_scale, scaled, scales_o
 from noria.files.generation import read_json_defaults
 from noria.files.model import HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_json
-from noria.files.quantization import QUANTIZATION_FIELDS, read_quantization
+from noria.files.quantization import read_quantization
 from noria.files.safetensors import SafetensorsFile
 
 SINGLE_NAME: Final = "model.safetensors"
@@ -47,8 +47,7 @@ class HuggingFaceModel:
             raise ModelFileError(f"{path} is not a model directory: config.json is missing{_gguf_hint(path)}")
         self._config_values = read_json(config_path)
         self._quantization = read_quantization(Fields(self._config_values, str(config_path)))
-        described = {name: value for name, value in self._config_values.items() if name not in QUANTIZATION_FIELDS}
-        self.config: ModelConfig = config_from_json(described, str(config_path))
+        self.config: ModelConfig = config_from_json(self._config_values, str(config_path))
         self._files = _open_weights(path)
         stored = {name: info for file in self._files for name, info in file.tensors.items()}
         self._file_of = {name: file for file in self._files for name in file.tensors}
