@@ -13,9 +13,10 @@ from gguf.quants import dequantize, quantize
 from files.checkpoints import TINY_LLAMA_GGUF, tiny_gguf_tensors, vocabulary_metadata, write_gguf
 from noria.errors import ModelFileError
 from noria.files import gguf_format
-from noria.files.gguf import GgufModel
+from noria.files.gguf import END_TOKENS, GgufModel
 from noria.files.gguf_format import ENCODINGS
 from noria.files.mapped import MappedFile
+from noria.text.gguf_vocabulary import CONTROL_BY_NAME
 
 QUANTISED_BY_PACKAGE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 FINITE_BYTES = {  # where a block keeps its float16 scales: high bytes below 0x40 there make them finite
@@ -143,12 +144,13 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
         model.read("nope")
 
 
-def test_end_tokens_are_named_or_control_tokens(tmp_path: Path) -> None:
+def test_end_tokens_are_those_named_and_those_known_by_their_spelling(tmp_path: Path) -> None:
     tokens = ["a", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "</s>", "<|fim_pad|>", "<|end|>", "eom", "<|im_start|>"]
-    types = [1, 3, 4, 1, 3, 3, 3, 3, 3]  # <|eot_id|> is a normal token here: ordinary text that looks like one
+    types = [1, 3, 4, 1, 3, 3, 3, 3, 3]  # <|eot_id|> is a normal token here: converters have got that wrong
     metadata = TINY_LLAMA_GGUF | vocabulary_metadata(tokens, types, eos_token_id=4, eom_token_id=7, eot_token_id=-1)
     model = GgufModel(write_gguf(tmp_path / "m.gguf", tiny_gguf_tensors(), metadata))
-    assert model.eos_token_ids == (1, 2, 4, 6, 7)
+    assert model.eos_token_ids == (1, 2, 3, 4, 6, 7)
+    assert set(END_TOKENS) <= CONTROL_BY_NAME, "what ends an answer is no text to the tokenizer, whatever its type"
 
 
 def test_a_model_without_a_tokenizer_opens(tmp_path: Path) -> None:

@@ -163,7 +163,6 @@ def test_rope_spellings(changes: dict[str, Any], expected: RopeConfig) -> None:
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
-        ({"quantization_config": {"quant_method": "awq"}}, "method 'awq'); supported are F32, F16 and BF16"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu, swish, gelu_pytorch_tanh"),

@@ -31,3 +31,10 @@ def test_thousands_that_begin_alike_are_compiled_into_a_few_choices() -> None:
     assert re.fullmatch(pattern, "<unused5999>")
     assert not re.match(pattern, "<unused6000>")
     assert not re.match(any_of([]), "anything")
+
+
+def test_long_texts_are_no_deep_expression() -> None:
+    texts = ["<" + "a" * 5000 + ending for ending in (">", "|>", "b" * 3000)] + ["<", "<a"]
+    pattern = re.compile(any_of(texts))
+    assert all(pattern.fullmatch(text) for text in texts)
+    assert not pattern.fullmatch(texts[0][:-1])

@@ -160,15 +160,6 @@ def test_truncation_and_padding_of_the_file_are_not_for_us(tmp_path: Path) -> No
     assert len(ours.encode("abcd" * 10)) > 40
 
 
-def test_the_chat_template_of_the_configuration_is_found(tmp_path: Path) -> None:
-    path = write_json(tmp_path, sentencepiece_json())
-    for configured in ("hi", [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "hi"}]):
-        tokenizer = load_tokenizer(TokenizerFiles(tokenizer_json=path, tokenizer_config={"chat_template": configured}))
-        assert tokenizer.chat_template is not None
-        assert tokenizer.chat_template.source == "hi"
-    assert load_tokenizer(TokenizerFiles(tokenizer_json=path)).chat_template is None
-
-
 def test_files_that_are_not_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text('{"model": 3}')

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.errors import ModelFileError, UnsupportedError
+from noria.errors import ModelFileError
 from noria.files.model import HostTensor, ModelConfig, RopeConfig, TensorInfo
 from noria.models import registry
 from noria.weights.plan import WeightPlan
@@ -163,11 +163,6 @@ def test_known_harmless_tensors_are_passed_over() -> None:
     files = MemoryFiles("gguf", "llama", rope=rope)
     files.put("rope_freqs.weight", 1)
     plan_of(files)
-
-
-def test_heads_that_do_not_divide() -> None:
-    with pytest.raises(UnsupportedError, match="4 attention heads cannot evenly share 3"):
-        plan_of(MemoryFiles("gguf", "llama", num_kv_heads=3))
 
 
 @pytest.mark.parametrize("file_format", ["gguf", "huggingface"])

@@ -6,7 +6,6 @@ Used for `config.json` and for GGUF metadata alike (`noria.files.model_config`),
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,10 @@ REQUIRED: Final[Any] = object()
 
 MAX_SIZE: Final = 2**40
 """No dimension or count of a model is larger; anything above it is damage."""
+
+MIN_NUMBER: Final = 2.0**-126
+MAX_NUMBER: Final = 2.0**127
+"""Between them lie the numbers that float32, in which they are used, holds without loss of digits."""
 
 
 class Fields:
@@ -33,12 +36,12 @@ class Fields:
 
     def wrong(self, name: str, wanted: str) -> ModelFileError:
         """The error for a value that is not what it should be."""
-        return ModelFileError(f"{self.source}: field {name!r} should be {wanted}, not {_short(self.values.get(name))}")
+        return ModelFileError(f"{self.source}: field {name!r} should be {wanted}, not {short(self.values.get(name))}")
 
     def unsupported(self, name: str, supported: str) -> UnsupportedError:
         """The error for a value that means what we do not have."""
         return UnsupportedError(
-            f"{self.source}: {name} {_short(self.values.get(name))} is not supported; supported: {supported}"
+            f"{self.source}: {name} {short(self.values.get(name))} is not supported; supported: {supported}"
         )
 
     def _value(self, name: str, default: Any) -> Any:
@@ -49,21 +52,21 @@ class Fields:
             return default
         return value
 
-    def positive_int(self, name: str, default: Any = REQUIRED) -> int:
+    def positive_int(self, name: str, default: Any = REQUIRED, *, most: int = MAX_SIZE) -> int:
         value = self._value(name, default)
-        if type(value) is not int or not 0 < value < MAX_SIZE:
-            raise self.wrong(name, "a positive integer")
+        if type(value) is not int or not 0 < value <= most:
+            raise self.wrong(name, "a positive integer" if most == MAX_SIZE else f"an integer from 1 to {most}")
         return value
 
     def positive_float(self, name: str, default: Any = REQUIRED) -> float:
         value = self._value(name, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if not _is_positive_number(value):
             raise self.wrong(name, "a positive number")
         return float(value)
 
     def positive_floats(self, name: str) -> tuple[float, ...]:
         value = self._value(name, REQUIRED)
-        if not isinstance(value, list) or any(type(x) not in (int, float) or not 0 < x < math.inf for x in value):
+        if not isinstance(value, list) or not all(map(_is_positive_number, value)):
             raise self.wrong(name, "a list of positive numbers")
         return tuple(map(float, value))
 
@@ -87,7 +90,7 @@ class Fields:
 
     def text(self, name: str, default: Any = REQUIRED) -> str:
         value = self._value(name, default)
-        if type(value) is not str:
+        if type(value) is not str or not _is_unicode(value):
             raise self.wrong(name, "a string")
         return value
 
@@ -140,7 +143,7 @@ def parse_json(data: bytes, source: str, *, unique_names: bool = False) -> dict[
     except ValueError as error:  # includes JSONDecodeError, UnicodeDecodeError and integers of absurd length
         raise ModelFileError(f"{source} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelFileError(f"{source} should hold a JSON object, not {_short(value)}")
+        raise ModelFileError(f"{source} should hold a JSON object, not {short(value)}")
     return value
 
 
@@ -148,11 +151,25 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            raise ValueError(f"the name {_short(name)} occurs twice")
+            raise ValueError(f"the name {short(name)} occurs twice")
         values[name] = value
     return values
 
 
-def _short(value: Any) -> str:
+def _is_unicode(text: str) -> bool:
+    """JSON can spell half of a surrogate pair, which is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_positive_number(value: Any) -> bool:
+    return type(value) in (int, float) and MIN_NUMBER <= value <= MAX_NUMBER
+
+
+def short(value: Any) -> str:
+    """How a value is shown in an error: what is very long is cut, since files are not to be trusted."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

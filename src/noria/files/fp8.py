@@ -84,6 +84,7 @@ def scaled(
         if block_size is not None:
             high, wide = block_size
             if scale.shape == (-(-rows // high), -(-columns // wide)):
+                high, wide = min(high, rows), min(wide, columns)
                 spread: npt.NDArray[np.float32] = scale.repeat(high, axis=0)[:rows].repeat(wide, axis=1)[:, :columns]
                 return values * spread
     raise ModelFileError(

@@ -29,15 +29,16 @@ from noria.files.rope_config import FACTOR_TENSORS
 
 END_TOKENS: Final = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>",
+    "<EOT>",
 )  # fmt: skip
-"""Tokens that end a sequence in whatever vocabulary has them as control (or user-defined) tokens.
+"""Tokens that end a sequence in whatever vocabulary has them, whatever type the file gives them.
 
 A GGUF file names one EOS id, yet a chat model ends its turn with another token than its text, so llama.cpp recognises
-these by their spelling, and so do we. (llama.cpp adds the separators of fill-in-the-middle; those end a file, not an
-answer, and are left out here.)
+these by their spelling, and so do we: all of them are among `noria.text.gguf_vocabulary.CONTROL_BY_NAME`, so that none
+is text to the tokenizer. (llama.cpp adds the separators of fill-in-the-middle; those end a file, not an answer, and are
+left out here.)
 """
 
-_CONTROL, _USER_DEFINED = 3, 4
 _DIRECT: Final[dict[str, tuple[Literal["float32", "float16", "bfloat16"], str]]] = {
     "F32": ("float32", "<f4"),
     "F16": ("float16", "<f2"),
@@ -100,13 +101,11 @@ class GgufModel:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The ids named as end of sequence, of turn and of message, and the control tokens among `END_TOKENS`."""
+        """The ids named as end of sequence, of turn and of message, and those of `END_TOKENS`."""
         names = ("eos_token_id", "eot_token_id", "eom_token_id")
         ids = {token_id for name in names if (token_id := self._token_id(name)) is not None}
         if (vocabulary := self._vocabulary) is not None:
-            for token_id, kind in enumerate(vocabulary.token_types):
-                if kind in (_CONTROL, _USER_DEFINED) and vocabulary.tokens[token_id] in END_TOKENS:
-                    ids.add(token_id)
+            ids.update(token_id for token_id, token in enumerate(vocabulary.tokens) if token in END_TOKENS)
         return tuple(sorted(ids))
 
     @cached_property
@@ -149,6 +148,7 @@ class GgufModel:
         if len(types) != len(tokens):
             raise ModelFileError(f"{self.path}: {len(tokens)} tokens, but {len(types)} entries in '{prefix}token_type'")
         return GgufVocabulary(
+            source=str(self.path),
             model=self._fields.text(prefix + "model"),
             pre=self._fields.optional_text(prefix + "pre"),
             tokens=tokens,

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from noria.errors import ModelFileError, UnsupportedError
+from noria.files.fields import short
 from noria.files.mapped import MappedFile
 from noria.files.model import TensorInfo
 
@@ -202,8 +203,8 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     for index in range(count):
         name = cursor.text(f"the name of metadata entry {index}")
         if name in metadata:
-            raise cursor.damaged(f"the metadata field {name!r} occurs twice")
-        metadata[name] = _read_value(cursor, f"metadata field {name!r}")
+            raise cursor.damaged(f"the metadata field {short(name)} occurs twice")
+        metadata[name] = _read_value(cursor, f"metadata field {short(name)}")
     return metadata
 
 
@@ -239,10 +240,12 @@ def _read_tensor_entries(cursor: _Cursor, count: int) -> list[_TensorEntry]:
     entries: list[_TensorEntry] = []
     for index in range(count):
         name = cursor.text(f"the name of tensor {index}")
-        what = f"the entry of tensor {name!r}"
+        what = f"the entry of tensor {short(name)}"
         num_dimensions = cursor.u32(what)
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-            raise cursor.damaged(f"tensor {name!r} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are possible")
+            raise cursor.damaged(
+                f"tensor {short(name)} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are possible"
+            )
         dimensions = cursor.scalars("<u8", num_dimensions, what)
         encoding = cursor.u32(what)
         offset = cursor.u64(what)
@@ -276,7 +279,7 @@ def _place_tensors(
     offsets: dict[str, int] = {}
     expected = 0
     for entry in entries:
-        where = f"{file.path}: tensor {entry.name!r}"
+        where = f"{file.path}: tensor {short(entry.name)}"
         if entry.name in tensors:
             raise ModelFileError(f"{where} occurs twice")
         encoding = _encoding(where, entry.encoding)

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from noria.errors import ModelFileError, UnsupportedError
-from noria.files.fields import Fields, read_json
+from noria.files.fields import Fields, read_json, short
 from noria.files.fp8 import FP8_ENCODINGS, is_activation_scale, scaled, scales_of
 from noria.files.generation import read_json_defaults
 from noria.files.model import HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_json
-from noria.files.quantization import QUANTIZATION_FIELDS, read_quantization
+from noria.files.quantization import read_quantization
 from noria.files.safetensors import SafetensorsFile
 
 SINGLE_NAME: Final = "model.safetensors"
@@ -47,8 +47,7 @@ class HuggingFaceModel:
             raise ModelFileError(f"{path} is not a model directory: config.json is missing{_gguf_hint(path)}")
         self._config_values = read_json(config_path)
         self._quantization = read_quantization(Fields(self._config_values, str(config_path)))
-        described = {name: value for name, value in self._config_values.items() if name not in QUANTIZATION_FIELDS}
-        self.config: ModelConfig = config_from_json(described, str(config_path))
+        self.config: ModelConfig = config_from_json(self._config_values, str(config_path))
         self._files = _open_weights(path)
         stored = {name: info for file in self._files for name, info in file.tensors.items()}
         self._file_of = {name: file for file in self._files for name in file.tensors}
@@ -140,7 +139,7 @@ class HuggingFaceModel:
         """At most one id: from `tokenizer_config.json` if it lists the special tokens, else from `tokenizer.json`."""
         decoder = self._tokenizer_config.section("added_tokens_decoder")
         for key, entry in (decoder.values if decoder else {}).items():
-            if isinstance(entry, dict) and entry.get("content") == text and key.isdecimal():
+            if isinstance(entry, dict) and entry.get("content") == text and key.isdecimal() and len(key) < 10:
                 return [int(key)]
         tokenizer = self._optional_json("tokenizer.json")
         added = tokenizer.get("added_tokens")
@@ -162,8 +161,8 @@ class HuggingFaceModel:
                 raise ModelFileError(f"cannot read {path}: {error}") from error
         template = self._tokenizer_config.get("chat_template")
         if isinstance(template, list):
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
+            named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+            template = named[-1].get("template") if named else None
         if template is not None and not isinstance(template, str):
             raise self._tokenizer_config.wrong("chat_template", "a string or a list of named templates")
         return template
@@ -189,7 +188,9 @@ def _open_shards(directory: Path, present: list[str]) -> list[SafetensorsFile]:
     tensors_of: dict[str, list[str]] = {}
     for tensor, shard in placement.values.items():
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ModelFileError(f"{index_path}: tensor {tensor!r} is placed in {shard!r}, which is not a shard's name")
+            raise ModelFileError(
+                f"{index_path}: tensor {short(tensor)} is placed in {short(shard)}, which is not a shard's name"
+            )
         tensors_of.setdefault(shard, []).append(tensor)
     _refuse_left_over(directory, present, used=sorted(tensors_of), reason=f"is not in {INDEX_NAME}")
     files = [_open_shard(directory / shard, tensors) for shard, tensors in sorted(tensors_of.items())]

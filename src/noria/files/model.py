@@ -139,6 +139,8 @@ class RawTensor:
 class GgufVocabulary:
     """The tokenizer as a GGUF file stores it (`tokenizer.ggml.*`)."""
 
+    source: str = field(default="the vocabulary", compare=False)
+    """Names the file in errors."""
     model: str  # "gpt2" is byte-level BPE, "llama" SentencePiece's BPE
     pre: str | None
     tokens: list[str]

@@ -8,13 +8,16 @@ the configuration (`noria.weights`), and which ids end a sequence.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from noria.errors import ModelFileError, UnsupportedError
 from noria.files.architectures import ARCHITECTURES
 from noria.files.architectures.common import ArchitectureFiles, GgufFields
-from noria.files.fields import Fields
+from noria.files.fields import Fields, short
 from noria.files.model import ModelConfig, RopeConfig
+
+MAX_LAYERS: Final = 10_000
+"""The deepest models have some hundred. Lists are made with an entry for each, before a tensor is looked at."""
 
 
 def config_from_json(values: Mapping[str, Any], source: str) -> ModelConfig:
@@ -23,7 +26,9 @@ def config_from_json(values: Mapping[str, Any], source: str) -> ModelConfig:
     Reads what transformers 4 and 5 write. Raises ModelFileError (a field is missing or wrong) and UnsupportedError.
     """
     fields = Fields(values, source)
-    return _checked(_json_architecture(fields).from_json(fields), source)
+    architecture = _json_architecture(fields)
+    fields.positive_int("num_hidden_layers", most=MAX_LAYERS)
+    return _checked(architecture.from_json(fields), source)
 
 
 def config_from_gguf(
@@ -43,10 +48,11 @@ def config_from_gguf(
     architecture = next((a for a in ARCHITECTURES if a.name == name), None)
     if architecture is None or architecture.from_gguf is None:
         supported = ", ".join(a.name for a in ARCHITECTURES if a.from_gguf is not None)
-        raise UnsupportedError(f"{source}: architecture {name!r} is not supported; supported are {supported}")
+        raise UnsupportedError(f"{source}: architecture {short(name)} is not supported; supported are {supported}")
     if num_embedding_rows is None:
         raise ModelFileError(f"{source}: tensor 'token_embd.weight' is missing")
     gguf = GgufFields(fields, name + ".", num_embedding_rows, rope_factors or {})
+    fields.positive_int(name + ".block_count", most=MAX_LAYERS)
     return _checked(architecture.from_gguf(gguf), source)
 
 
@@ -63,9 +69,11 @@ def _json_architecture(fields: Fields) -> ArchitectureFiles:
         if named and model_type in (None, architecture.model_type):
             return architecture
     found = classes[0] if classes else model_type
-    also = f" (model_type {model_type!r})" if classes and model_type else ""
+    also = f" (model_type {short(model_type)})" if classes and model_type else ""
     supported = ", ".join(f"{a.name} ({a.hf_class})" for a in ARCHITECTURES)
-    raise UnsupportedError(f"{fields.source}: architecture {found!r}{also} is not supported; supported are {supported}")
+    raise UnsupportedError(
+        f"{fields.source}: architecture {short(found)}{also} is not supported; supported are {supported}"
+    )
 
 
 def _checked(config: ModelConfig, source: str) -> ModelConfig:
@@ -80,6 +88,8 @@ def _checked(config: ModelConfig, source: str) -> ModelConfig:
     if rotated % 2 or rotated > config.head_dim:
         raise ModelFileError(f"{source}: {rotated} of {config.head_dim} values of a head cannot be rotated in pairs")
     for rope in (config.rope, config.local_rope or config.rope):
+        if rope.theta <= 1:
+            raise ModelFileError(f"{source}: a rope theta of {rope.theta:g} cannot be: it has to be above 1")
         _check_factors(rope, rotated, source)
     return config
 

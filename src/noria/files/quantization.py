@@ -1,7 +1,7 @@
 """What `quantization_config` of a `config.json` says about the weights: `read_quantization`.
 
-Used by `noria.files.huggingface`. Only 8-bit floating point ("fp8") can be read; every
-other method is refused by its name, because its tensors would be taken for something else or not be found at all.
+Used by `noria.files.huggingface`. Only 8-bit floating point ("fp8") can be read; every other method is refused by its
+name, because its tensors would be taken for something else or not be found at all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from noria.errors import UnsupportedError
-from noria.files.fields import Fields
+from noria.files.fields import Fields, short
 
 QUANTIZATION_FIELDS: Final = ("quantization_config", "compression_config")
 
@@ -31,9 +31,9 @@ def read_quantization(fields: Fields) -> Fp8Quantization | None:
     if method == "fp8":
         return Fp8Quantization(_block_size(section))
     raise UnsupportedError(
-        f"{fields.source}: the weights are quantised with {method!r} ('quant_method' in 'quantization_config'), which "
-        "is not supported; supported are F32, F16, BF16 and fp8 weights in safetensors files, and GGUF files. Use a "
-        "GGUF file of this model, or its unquantised weights"
+        f"{fields.source}: the weights are quantised with {short(method)} ('quant_method' in 'quantization_config'), "
+        "which is not supported; supported are F32, F16, BF16 and fp8 weights in safetensors files, and GGUF files. "
+        "Use a GGUF file of this model, or its unquantised weights"
     )
 
 

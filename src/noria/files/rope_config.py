@@ -128,6 +128,8 @@ def _magnitude(factor: float, scale: float = 1.0) -> float:
 
 def _longrope(section: Fields, fields: Fields, theta: float) -> RopeConfig:
     original = _original_length(section, fields)
+    if original == 1:
+        raise (section if fields.get(_ORIGINAL) is None else fields).wrong(_ORIGINAL, "above 1")
     factor = section.positive_float("factor", fields.positive_int("max_position_embeddings") / original)
     attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     return RopeConfig(

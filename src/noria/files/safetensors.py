@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from noria.errors import ModelFileError, UnsupportedError
-from noria.files.fields import MAX_SIZE, parse_json
+from noria.files.fields import MAX_SIZE, parse_json, short
 from noria.files.fp8 import FP8_ENCODINGS, decode_fp8
 from noria.files.mapped import MappedFile
 from noria.files.model import HostTensor, RawTensor, TensorInfo
@@ -73,12 +73,12 @@ class SafetensorsFile:
     def _place_tensors(self, header: dict[str, Any], data_start: int) -> None:
         spans: list[tuple[int, int, str]] = []
         for name, entry in header.items():
-            where = f"{self.path}: tensor {name!r}"
+            where = f"{self.path}: tensor {short(name)}"
             if not isinstance(entry, dict):
                 raise ModelFileError(f"{where} has no valid entry in the header")
             encoding, shape, (begin, end) = entry.get("dtype"), _sizes(entry, "shape", where), _span(entry, where)
-            if encoding not in ENCODINGS:
-                raise UnsupportedError(f"{where} is stored as {encoding!r}; supported are {', '.join(ENCODINGS)}")
+            if not isinstance(encoding, str) or encoding not in ENCODINGS:
+                raise UnsupportedError(f"{where} is stored as {short(encoding)}; supported are {', '.join(ENCODINGS)}")
             num_bytes = ENCODINGS[encoding][2]
             for length in shape:
                 num_bytes *= length

@@ -25,11 +25,12 @@ def _branch(texts: list[str]) -> str:
     endings: list[str] = []
     singles: list[str] = []
     for first, group in groupby(texts[may_end:], key=lambda text: text[0]):
-        rests = [text[1:] for text in group]
-        if rests == [""]:
+        alike = list(group)
+        shared = _beginning(alike[0], alike[-1])  # of all: they are sorted
+        if alike == [first]:
             singles.append(re.escape(first))
         else:
-            endings.append(re.escape(first) + _branch(rests))
+            endings.append(re.escape(shared) + _branch([text[len(shared) :] for text in alike]))
     if len(singles) > 1:
         endings.append(f"[{''.join(singles)}]")
     else:
@@ -39,3 +40,8 @@ def _branch(texts: list[str]) -> str:
     if len(endings) == 1 and not may_end:
         return endings[0]
     return f"(?:{'|'.join(endings)}){'?' if may_end else ''}"
+
+
+def _beginning(first: str, second: str) -> str:
+    """What both begin with."""
+    return first[: next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))]

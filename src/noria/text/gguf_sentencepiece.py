@@ -28,14 +28,18 @@ def sentencepiece_model(vocabulary: GgufVocabulary) -> BPE:
     without an unknown token: then some texts would have no ids."""
     tokens, scores = vocabulary.tokens, vocabulary.scores
     if len(scores) != len(tokens):
-        raise ModelFileError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+        raise ModelFileError(
+            f"{vocabulary.source}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens"
+        )
     if any(map(math.isnan, scores)):
-        raise ModelFileError(f"tokenizer.ggml.scores: entry {next(i for i, s in enumerate(scores) if math.isnan(s))} "
-                             "is not a number")  # fmt: skip
+        place = next(i for i, score in enumerate(scores) if math.isnan(score))
+        raise ModelFileError(f"{vocabulary.source}: tokenizer.ggml.scores: entry {place} is not a number")
     ids = {token: token_id for token_id, token in enumerate(tokens)}
     unknown = vocabulary.unknown_token_id
     if unknown is None and not all(f"<0x{byte:02X}>" in ids for byte in range(256)):
-        raise UnsupportedError("the vocabulary has neither a token for each byte nor an unknown token")
+        raise UnsupportedError(
+            f"{vocabulary.source}: the vocabulary has neither a token for each byte nor an unknown token"
+        )
     return BPE(
         vocab=ids,
         merges=_merges(vocabulary, ids),

@@ -7,12 +7,14 @@ text, special tokens parsed or not. `docs/tokenizers.md` lists where the Hugging
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import tokenizers
 from tokenizers import AddedToken
 from tokenizers.models import BPE
 
 from noria.errors import ModelFileError, UnsupportedError
+from noria.files.fields import short
 from noria.files.model import GgufVocabulary
 from noria.text.chat_template import ChatTemplate
 from noria.text.gguf_pre_tokenizers import KINDS, make_pre_tokenizer
@@ -60,7 +62,8 @@ def _byte_level(vocabulary: GgufVocabulary) -> tuple[tokenizers.Tokenizer, Spell
     pre = vocabulary.pre or ""
     if pre not in KINDS:
         raise UnsupportedError(
-            f"tokenizer.ggml.pre {vocabulary.pre!r} is not supported; supported are {', '.join(KINDS)}"
+            f"{vocabulary.source}: tokenizer.ggml.pre {short(vocabulary.pre)} is not supported; supported are "
+            f"{', '.join(KINDS)}"
         )
     kind = KINDS[pre]
     tokenizer = tokenizers.Tokenizer(_byte_level_model(vocabulary, ignore_merges=kind.ignore_merges))
@@ -82,20 +85,24 @@ _PIPELINES = {"gpt2": _byte_level, "llama": _sentencepiece}
 def _check(vocabulary: GgufVocabulary) -> None:
     if vocabulary.model not in _PIPELINES:
         raise UnsupportedError(
-            f"tokenizer.ggml.model {vocabulary.model!r} is not supported; supported are 'gpt2' (byte-level BPE) and "
-            "'llama' (SentencePiece's BPE)"
+            f"{vocabulary.source}: tokenizer.ggml.model {short(vocabulary.model)} is not supported; supported are "
+            "'gpt2' (byte-level BPE) and 'llama' (SentencePiece's BPE)"
         )
     num_tokens = len(vocabulary.tokens)
     if len(vocabulary.token_types) not in (0, num_tokens):
         raise ModelFileError(
-            f"tokenizer.ggml.token_type has {len(vocabulary.token_types)} entries for {num_tokens} tokens"
+            f"{vocabulary.source}: tokenizer.ggml.token_type has {len(vocabulary.token_types)} entries for "
+            f"{num_tokens} tokens"
         )
     if len(set(vocabulary.tokens)) != num_tokens:
-        raise ModelFileError("tokenizer.ggml.tokens holds the same token twice")
+        twice = next(token for token, number in Counter(vocabulary.tokens).items() if number > 1)
+        raise ModelFileError(f"{vocabulary.source}: tokenizer.ggml.tokens holds the same token twice: {short(twice)}")
     for name in ("bos", "eos", "unknown", "padding"):
         token_id = getattr(vocabulary, f"{name}_token_id")
         if token_id is not None and not 0 <= token_id < num_tokens:
-            raise ModelFileError(f"tokenizer.ggml.{name}_token_id is {token_id}, but there are {num_tokens} tokens")
+            raise ModelFileError(
+                f"{vocabulary.source}: tokenizer.ggml.{name}_token_id is {token_id}, but there are {num_tokens} tokens"
+            )
 
 
 def _byte_level_model(vocabulary: GgufVocabulary, *, ignore_merges: bool) -> BPE:
@@ -107,7 +114,9 @@ def _byte_level_model(vocabulary: GgufVocabulary, *, ignore_merges: bool) -> BPE
     try:
         return BPE(vocab=ids, merges=merges, ignore_merges=ignore_merges)
     except Exception as error:  # The library raises bare Exception.
-        raise ModelFileError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from error
+        raise ModelFileError(
+            f"{vocabulary.source}: tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {short(str(error))}"
+        ) from error
 
 
 def _added_tokens(vocabulary: GgufVocabulary) -> tuple[dict[int, AddedToken], dict[int, AddedToken]]:

@@ -12,11 +12,13 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from noria.errors import ModelFileError
+from noria.files.fields import Fields, short
 from noria.files.model import TokenizerFiles
 from noria.text.any_of import any_of
 from noria.text.chat_template import ChatTemplate
@@ -186,29 +188,35 @@ def tokenizer_from_json(files: TokenizerFiles) -> LibraryTokenizer:
     path = files.tokenizer_json
     if path is None:
         raise ModelFileError("the model has no tokenizer.json; Noria needs one beside config.json")
-    try:
-        content = path.read_text(encoding="utf-8")
-        description = json.loads(content)
-        parsing = tokenizers.Tokenizer.from_str(content)
-    except Exception as error:  # The library raises bare Exception.
-        raise ModelFileError(f"{path}: cannot be read as a tokenizer: {error}") from error
-    parsing.no_truncation()
-    parsing.no_padding()
+    parsing = _open(path)
     config = files.tokenizer_config
-    named = _named_tokens(config)
-    _add_configured_tokens(parsing, config, named, source=str(path.parent / "tokenizer_config.json"))
+    config_source = str(path.parent / "tokenizer_config.json")
+    named = _named_tokens(config, config_source)
+    _add_configured_tokens(parsing, config, named, source=config_source)
     bos, eos = (parsing.token_to_id(named[name]) if name in named else None for name in ("bos_token", "eos_token"))
     configured = config.get("add_bos_token")
-    template = files.chat_template if files.chat_template is not None else _configured_template(config)
     return LibraryTokenizer(
         parsing,
         plain_view(parsing),
-        spelling=spelling_from_decoder(description.get("decoder"), source=str(path)),
+        spelling=spelling_from_decoder(_description(parsing.decoder), source=str(path)),
         bos_token_id=bos,
         eos_token_id=eos,
         wants_bos=configured if isinstance(configured, bool) else _begins_with(parsing, bos),
-        chat_template=None if template is None else ChatTemplate(template, special_tokens=named),
+        chat_template=None if files.chat_template is None else ChatTemplate(files.chat_template, special_tokens=named),
     )
+
+
+def _open(path: Path) -> tokenizers.Tokenizer:
+    try:
+        parsing = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        parsing.no_truncation()
+        parsing.no_padding()
+        parsing.encode("a", add_special_tokens=True)  # a post-processor that lacks a token shows only here
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # The library raises bare Exception, and its panics are not even that.
+        raise ModelFileError(f"{path}: cannot be read as a tokenizer: {str(error)[:200]}") from error
+    return parsing
 
 
 def view_of(origin: tokenizers.Tokenizer, *, pre_tokenizer: Any = None) -> tokenizers.Tokenizer:
@@ -243,7 +251,7 @@ def add_tokens(view: tokenizers.Tokenizer, added: list[tokenizers.AddedToken]) -
 
 def _without_first_prefix(view: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """`view` for text that continues: where a space is put before the first piece of a text only, without it."""
-    description = json.loads(view.pre_tokenizer.__getstate__()) if view.pre_tokenizer is not None else None
+    description = _description(view.pre_tokenizer)
     if description is None or not _drop_first_prefix(description):
         return view
     empty_model = {"type": "BPE", "vocab": {}, "merges": []}
@@ -272,10 +280,14 @@ def _shrinkage(view: tokenizers.Tokenizer) -> int | None:
 
 def _parts(component: Any, name: str) -> list[dict[str, Any]]:
     """The description of each part of a normalizer or pre-tokenizer, which may be a sequence of them."""
-    if component is None:
-        return []
-    description = json.loads(component.__getstate__())
-    return list(description.get(name, [description]))
+    description = _description(component)
+    return [] if description is None else list(description.get(name, [description]))
+
+
+def _description(component: Any) -> dict[str, Any] | None:
+    """What a `tokenizer.json` would say of a part of a tokenizer, whole and well-formed; None if there is none."""
+    description: dict[str, Any] | None = None if component is None else json.loads(component.__getstate__())
+    return description
 
 
 def _drop_first_prefix(description: dict[str, Any]) -> bool:
@@ -301,13 +313,17 @@ def _special_pattern(special: list[tokenizers.AddedToken]) -> re.Pattern[str]:
     return re.compile("|".join(alternatives) or r"(?!)")
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _named_tokens(config: Mapping[str, Any], source: str) -> dict[str, str]:
     """{"bos_token": "<s>", ...} from `tokenizer_config.json`, where each is a string or an object."""
+    fields = Fields(config, source)
     named: dict[str, str] = {}
     for name in NAMED_TOKENS:
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, Mapping) else value
-        if isinstance(content, str):
+        value = fields.get(name)
+        if isinstance(value, dict) and (section := fields.section(name)) is not None:
+            content = section.optional_text("content")
+        else:
+            content = fields.text(name) if isinstance(value, str) else None
+        if content is not None:
             named[name] = content
     return named
 
@@ -315,19 +331,13 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _add_configured_tokens(
     parsing: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str], *, source: str
 ) -> None:
-    known = {token.content: token for token in parsing.get_added_tokens_decoder().values()}
-    declared = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
-    flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
-    missing = [
-        (int(token_id), tokenizers.AddedToken(entry["content"], **{name: bool(entry.get(name)) for name in flags}))
-        for token_id, entry in declared
-        if entry["content"] not in known
-    ]
+    known = {token.content for token in parsing.get_added_tokens_decoder().values()}
+    missing = [(token_id, token) for token_id, token in _declared_tokens(config, source) if token.content not in known]
     add_tokens(parsing, [token for _, token in missing])
     for token_id, token in missing:
         if parsing.token_to_id(token.content) != token_id:
             raise ModelFileError(
-                f"{source}: added token {token.content!r} should have id {token_id}, "
+                f"{source}: added token {short(token.content)} should have id {token_id}, "
                 f"but tokenizer.json gives it {parsing.token_to_id(token.content)}"
             )
     special = {token.content for token in parsing.get_added_tokens_decoder().values() if token.special}
@@ -336,13 +346,20 @@ def _add_configured_tokens(
             parsing.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
 
 
+def _declared_tokens(config: Mapping[str, Any], source: str) -> list[tuple[int, tokenizers.AddedToken]]:
+    """`added_tokens_decoder` of a `tokenizer_config.json`, by id."""
+    section = Fields(config, source).section("added_tokens_decoder")
+    declared: list[tuple[int, tokenizers.AddedToken]] = []
+    if section is None:
+        return declared
+    for key in section.values:
+        entry = section.section(key)
+        if entry is None or not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise ModelFileError(f"{section.source}: {short(key)} should be a token id, with an object")
+        flags = {name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "single_word", "normalized", "special")}
+        declared.append((int(key), tokenizers.AddedToken(entry.text("content"), **flags)))
+    return sorted(declared, key=lambda item: item[0])
+
+
 def _begins_with(view: tokenizers.Tokenizer, token_id: int | None) -> bool:
     return token_id is not None and view.encode("a", add_special_tokens=True).ids[:1] == [token_id]
-
-
-def _configured_template(config: Mapping[str, Any]) -> str | None:
-    """`chat_template` of `tokenizer_config.json`: the source, or a list of named ones."""
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else None

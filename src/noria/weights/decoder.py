@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 
-from noria.errors import UnsupportedError
 from noria.files.model import ModelConfig, ModelFiles
 from noria.files.rope_config import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS
 from noria.weights.maps import MAPS, Names, WeightMap
@@ -20,12 +19,7 @@ logger = logging.getLogger(__name__)
 
 def plan_decoder(files: ModelFiles) -> WeightPlan:
     """The complete, checked plan of a decoder's weights. Raises `ModelFileError` naming file and tensor."""
-    config = files.config
-    if config.num_heads % config.num_kv_heads:
-        raise UnsupportedError(
-            f"{files.path}: {config.num_heads} attention heads cannot evenly share {config.num_kv_heads} of keys"
-        )
-    return _Planner(files, MAPS[config.architecture]).plan()
+    return _Planner(files, MAPS[files.config.architecture]).plan()
 
 
 class _Planner:

@@ -164,13 +164,6 @@ def json_activation(fields: Fields, name: str, default: str) -> Activation:
 
 
 def _refuse_unsupported_json(fields: Fields, *, qkv_bias: bool) -> None:
-    if fields.get("quantization_config") is not None:
-        section = fields.section("quantization_config")
-        method = section.get("quant_method") if section else None
-        raise UnsupportedError(
-            f"{fields.source}: the weights are quantised ('quantization_config', method {method!r}); supported are "
-            "F32, F16 and BF16 weights in safetensors files, and GGUF files"
-        )
     # Where biases on q, k and v are not by definition, the flag would add one to the output too.
     for name in ("mlp_bias",) if qkv_bias else ("mlp_bias", "attention_bias"):
         if fields.flag(name, False):
