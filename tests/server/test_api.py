@@ -315,7 +315,7 @@ def test_values_that_change_nothing_are_accepted_for_what_is_not_supported(serve
 
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b"[]", b'"x"', b"null", b'{"prompt": "x", "temperature": NaN}', b'{"prompt": Infinity}',
-            b"\xff\xfe", b'{"prompt": "x"} trailing', b"[" * 100_000, b'{"prompt": "\\ud800"}',
+            b"\xff\xfe", b'{"prompt": "x"} trailing', b'{"prompt": "\\ud800"}',
             b'{"prompt": "x", "user": "\\udc00\\ud800"}', b'{"prompt": "x", "\\ud83d": 1}',
             b'{"prompt": "\xed\xa0\x80"}',
             b'{"prompt": "x", "temperature": 1e999}', b'{"prompt": "x", "unknown": -Infinity}']

@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
-import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from serving import Call, running_server
@@ -17,7 +15,7 @@ from noria.sampling import SamplingParams
 from noria.server.bodies import CompletionBody
 from noria.server.calls import Calls
 from noria.server.completions import CompletionsApi
-from noria.server.endpoint import LARGE_ANSWER, GenerationEndpoint, whole_answer
+from noria.server.endpoint import GenerationEndpoint
 from noria.server.errors import ApiError
 from noria.server.gate import MAX_PROMPT_TOKENS, check_call, check_depth, check_json, estimate_cost
 from noria.server.keys import Keys
@@ -141,16 +139,6 @@ async def test_bodies_together_are_bounded_and_given_back():
         with pytest.raises(ApiError):
             await reader.read({"headers": [(b"content-length", length)]}, body_of())
     assert reader.num_bytes_held == (BODIES_AT_ONCE - 1) * 10
-
-
-@pytest.mark.anyio
-async def test_a_long_answer_is_written_beside_the_event_loop():
-    api = SimpleNamespace(answer=lambda generation: threading.get_ident())
-    generation = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1])])
-    scored = SamplingParams(max_tokens=1, prompt_logprobs=1)
-    here = threading.get_ident()
-    assert await whole_answer(api, generation, [[1] * 10], scored) == here
-    assert await whole_answer(api, generation, [[1] * LARGE_ANSWER], scored) != here
 
 
 @pytest.mark.anyio

@@ -9,7 +9,8 @@ calls.py        one request from arrival to end; the access log
 access.py       who may call
 keys.py         API keys and their tenants
 endpoint.py     one POST: read, answer, notice a client that goes away
-connections.py  those that send no request are closed
+connections.py  those that send no request, or an endless one, are closed
+http1.py        offers of other protocols, and what is no HTTP
 request_body.py reading a body within limits
 unread.py       what becomes of bodies that nobody has read
 reading.py      query and JSON body of the smaller routes
@@ -20,6 +21,7 @@ served.py       what an endpoint is told of the model
 text_work.py    where text becomes tokens: at once, or in threads
 templates.py    chat templates rendered in processes that can be killed
 template_worker.py  such a process
+writing.py      where answers are written: at once, or in threads
 generation.py   from prompts to news of sequences
 completions.py  /v1/completions: in and out
 chat.py         /v1/chat/completions: in and out

@@ -35,6 +35,8 @@ MAX_BAD_WORD_CHARACTERS = 16 * 1024
 class GenerationApi(ABC):
     """One call to a generating endpoint. `renamed` maps names of `SamplingParams` and the engine to the body's."""
 
+    shows_prompts = False
+    """Whether an answer tells the prompts again."""
     ID_PREFIX: ClassVar[str]
     ANSWER: ClassVar[type[Answer]]
     CHUNK: ClassVar[type[Answer]]
@@ -43,6 +45,8 @@ class GenerationApi(ABC):
         """Raises `ApiError` for fields that contradict each other. Without a `call_id` it gets a new one."""
         _check_fields(body)
         self.renamed: dict[str, str] = {}
+        self.is_abandoned = False
+        """Set when nobody waits for an answer any more; looked at between prompts, which are encoded in any thread."""
         self._body = body
         self._model = model
         self._tokenizer = model.tokenizer
@@ -78,6 +82,15 @@ class GenerationApi(ABC):
     def chunks(self, bunch: Sequence[News]) -> list[bytes]:
         """The chunks for a bunch of news, in order."""
         return [chunk for news in bunch for chunk in self._chunks_of(news)]
+
+    def num_entries(self, bunch: Sequence[News]) -> int:
+        """How many tokens and log-probabilities the chunks for a bunch of news will tell."""
+        return sum(self._entries_of(news) for news in bunch)
+
+    def _entries_of(self, news: News) -> int:
+        if news.logprobs is None:
+            return len(news.token_ids)
+        return sum(1 + len(position.top) for position in news.logprobs)
 
     def closing(self) -> list[bytes]:
         """The last chunk: the usage, if it was asked for."""

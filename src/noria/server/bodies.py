@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from noria.server.errors import ApiError
-from noria.server.gate import check_depth
+from noria.server.gate import check_depth, too_deep
 
 
 class StreamOptions(msgspec.Struct):
@@ -137,12 +137,16 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
     """The body, and the names of fields that nobody here knows. Raises `ApiError`."""
+    if not raw or raw.isspace():
+        raise ApiError(400, f"the body is empty: {_expected(kind)} was expected", code="invalid_json")
     try:
         values = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise too_deep() from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(values, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+        raise ApiError(400, f"the body must be {_expected(kind)}", code="invalid_json")
     check_depth(values, raw)
     known = _field_names(kind)
     ignored = []
@@ -159,6 +163,12 @@ def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
         return msgspec.convert(values, kind), ignored
     except msgspec.ValidationError as error:
         raise as_field_error(str(error)) from error
+
+
+def _expected(kind: type[msgspec.Struct]) -> str:
+    """What a body must be, in words."""
+    required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required]
+    return "a JSON object" + (f" with at least {' and '.join(required)}" if required else "")
 
 
 def _field_names(kind: type[msgspec.Struct]) -> set[str]:

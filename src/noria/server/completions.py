@@ -33,7 +33,7 @@ class CompletionsApi(GenerationApi):
         self._skip_special_tokens = body.skip_special_tokens is not False
         self._given_texts: list[str | None] = []  # of the prompts that were given as texts and are not truncated
         self._offsets: dict[int, TextOffsets] = {}
-        self._has_opening = bool(body.echo or body.return_token_ids)
+        self.shows_prompts = bool(body.echo or body.return_token_ids)
         self._opened: set[int] = set()  # choices whose prompt has been told
         if body.best_of is not None:
             _check_best_of(body.best_of, self._num_choices, is_stream=bool(body.stream))
@@ -58,6 +58,8 @@ class CompletionsApi(GenerationApi):
         self._given_texts = []
         encoded = []
         for prompt in self._prompts():
+            if self.is_abandoned:
+                break
             token_ids = self._encode(prompt) if isinstance(prompt, str) else prompt
             kept = self._truncated(token_ids, self._completion.max_tokens)
             self._given_texts.append(prompt if isinstance(prompt, str) and len(kept) == len(token_ids) else None)
@@ -112,10 +114,18 @@ class CompletionsApi(GenerationApi):
         return self._envelope.encode(self.ANSWER, choices, generation.usage)
 
     def _chunks_of(self, news: News) -> Iterator[bytes]:
-        if self._has_opening and news.choice not in self._opened:
+        if self.shows_prompts and news.choice not in self._opened:
             self._opened.add(news.choice)
             yield self._chunk(self._opening_choice(news.choice))
         yield from super()._chunks_of(news)
+
+    def _entries_of(self, news: News) -> int:
+        entries = super()._entries_of(news)
+        if self.shows_prompts and news.choice not in self._opened:
+            _, result = self._prompt_of(news.choice)
+            width = 1 + (self._completion.logprobs or 0) if self._completion.echo else 1
+            entries += result.num_prompt_tokens * width
+        return entries
 
     def _opening_choice(self, choice: int) -> CompletionChoice:
         """Tells the prompt: its text and log-probabilities, or its ids, as they were asked for."""

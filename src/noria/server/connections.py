@@ -1,6 +1,8 @@
-"""What we add to uvicorn's handling of connections: a limit on waiting for a head (`protocol_class`), and `Connected`.
+"""What we add to uvicorn's handling of connections: limits on waiting for a head (`protocol_class`), and `Connected`.
 
-uvicorn limits how long a connection may idle after an answer, but neither before the first request nor inside a head.
+uvicorn limits how long a connection may idle after an answer, but neither before the first request nor inside a head,
+and a head may be of any size.
+What it makes of a request's bytes is in `noria.server.http1`.
 """
 
 from __future__ import annotations
@@ -10,29 +12,44 @@ import sys
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from noria.server.errors import ApiError
+from noria.server.http1 import Http1Protocol
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request's line and headers that come bit by bit; what comes at once may be a few times larger."""
 
 
 def protocol_class(head_timeout_s: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol for HTTP, which then closes a connection that waits for a request's head for so long.
+    """The protocol for HTTP, which then closes a connection that waits for a request's head for so long.
 
-    The time runs from the beginning of the connection, and again from the first byte after an answer.
+    The time runs from the beginning of the connection, and again from the first byte after an answer. And it closes one
+    whose head is not complete after `MAX_HEAD_BYTES`.
     """
 
-    class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    class ImpatientProtocol(Http1Protocol):
         _head_timer: asyncio.TimerHandle | None = None
+        _num_head_bytes = 0
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._wait_for_head()
 
         def data_received(self, data: bytes) -> None:
             before = self.cycle
+            is_idle = before is None or before.response_complete
+            is_in_head = is_idle or not before.more_body
             super().data_received(data)
             if self.cycle is not before:  # each head makes one
                 self._stop_waiting()
-            elif self._head_timer is None and (before is None or before.response_complete):
+                self._num_head_bytes = 0
+                return
+            if is_idle and self._head_timer is None:
                 self._wait_for_head()
+            self._num_head_bytes += len(data) if is_in_head else 0
+            if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                message = f"the request's head is larger than {MAX_HEAD_BYTES} bytes"
+                self.refuse(ApiError(431, message, code="head_too_large"))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
@@ -62,7 +79,6 @@ class Connected:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = getattr(send, "__self__", None)
         scope["noria.transport"] = getattr(cycle, "transport", None)
-        # h11, uvicorn's other implementation, has no such attribute, and knows HTTP/1.0.
         if scope.get("http_version") == "1.0" and hasattr(cycle, "chunked_encoding"):
             send = _without_chunks(cycle, send)
         await self._app(scope, receive, send)

@@ -29,13 +29,14 @@ from noria.server.bodies import ChatBody, GenerationBody, decode_body
 from noria.server.calls import Call, call_of
 from noria.server.envelope import new_call_id
 from noria.server.errors import ApiError, as_api_error
-from noria.server.gate import check_call, check_json, scored_entries
+from noria.server.gate import check_call, check_json
 from noria.server.generation import Generation
 from noria.server.headers import ignored_header, response_start
-from noria.server.request_body import ClientLeft, HeldBody
+from noria.server.request_body import ClientLeft, HeldBody, while_connected
 from noria.server.served import ServedModel
 from noria.server.state import ServerState
 from noria.server.text_work import TextWork
+from noria.server.writing import stream_chunks, whole_answer
 
 logger = logging.getLogger(__name__)
 
@@ -79,16 +80,8 @@ class GenerationEndpoint:
             await self._answer_body(body, call, scope, receive, send)
 
     async def _answer_body(self, body: HeldBody, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
-        answering = asyncio.ensure_future(_Answer(self, body, send, call, scope).run())
-        leaving = asyncio.ensure_future(_until_disconnect(receive))
-        try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            answering.cancel()  # no-op if it is done; otherwise it aborts what it started
-            await asyncio.wait({answering, leaving})
-        if not answering.cancelled():
-            answering.result()
+        with contextlib.suppress(ClientLeft):
+            await while_connected(receive, _Answer(self, body, send, call, scope).run())
 
     def prepare(self, raw: bytes, call_id: str) -> tuple[GenerationBody, GenerationApi, list[str]]:
         """Everything that can be refused before anything is started."""
@@ -123,20 +116,6 @@ class GenerationEndpoint:
         assert state.tokenizer is not None
         eos_token_ids = state.eos_token_ids
         return Generation(state.engine, state.tokenizer, eos_token_ids, prompts, sampling, **rest)
-
-
-LARGE_ANSWER = 8192
-"""Tokens and log-probabilities of an answer: from here on writing it takes longer than the event loop may be held."""
-
-
-async def whole_answer(
-    api: GenerationApi, generation: Generation, prompts: list[list[int]], sampling: SamplingParams
-) -> bytes:
-    """The answer; where it has many log-probabilities it is written beside the event loop, which others need."""
-    shown = sum(len(output.token_ids) for output in generation.outputs) * (1 + (sampling.logprobs or 0))
-    if shown + scored_entries([len(prompt) for prompt in prompts], sampling) < LARGE_ANSWER:
-        return api.answer(generation)
-    return await asyncio.to_thread(api.answer, generation)
 
 
 class _Answer:
@@ -185,9 +164,13 @@ class _Answer:
 
     async def _encode_prompts(self, body: GenerationBody, api: GenerationApi) -> list[list[int]]:
         work = self._endpoint.text_work
-        if isinstance(body, ChatBody):
-            return await work.run_chat(api.encode_prompts, is_foreign=body.chat_template is not None)
-        return await work.run(api.encode_prompts, num_bytes=len(self._held.content))
+        try:
+            if isinstance(body, ChatBody):
+                return await work.run_chat(api.encode_prompts, is_foreign=body.chat_template is not None)
+            return await work.run(api.encode_prompts, num_bytes=len(self._held.content))
+        except asyncio.CancelledError:
+            api.is_abandoned = True
+            raise
 
     def _generation(
         self,
@@ -228,7 +211,7 @@ class _Answer:
             await self._send_events(api.opening(generation))
             async with _kept_alive(self._keep_alive, self._endpoint.options.sse_keep_alive_interval):
                 async for bunch in generation.news():
-                    await self._send_events(api.chunks(bunch))
+                    await self._send_events(await stream_chunks(api, bunch))
             await self._send_events(api.closing())
             await self._end_stream()
 
@@ -284,11 +267,6 @@ async def _kept_alive(
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _cut(transport: asyncio.WriteTransport) -> None:

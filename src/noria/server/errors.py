@@ -8,6 +8,9 @@ import msgspec
 
 from noria.errors import EngineError, NoriaError, RequestError, UnavailableError
 
+MAX_MESSAGE_CHARACTERS = 1000
+"""Of a message, which may tell again what the client sent: a name of 10 MB is not worth sending back."""
+
 
 class ErrorContent(msgspec.Struct):
     message: str
@@ -35,6 +38,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        message = clipped(message)
         super().__init__(message)
         self.status = status
         self.code = code
@@ -44,6 +48,13 @@ class ApiError(Exception):
     @property
     def body(self) -> bytes:
         return msgspec.json.encode(self.content)
+
+
+def clipped(text: str, most: int = MAX_MESSAGE_CHARACTERS) -> str:
+    """A text without its middle if it is too long: what is wrong stands at its ends, what was sent between."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} [... {len(text) - 2 * (most // 2)} characters ...] {text[-(most // 2) :]}"
 
 
 def unavailable(message: str, code: str, *, retry_after_s: int = 1) -> ApiError:

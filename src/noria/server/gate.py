@@ -42,8 +42,7 @@ def check_depth(values: Any, raw: bytes) -> None:
     while level:
         depth += 1
         if depth > MAX_JSON_DEPTH:
-            message = f"the body is nested more than {MAX_JSON_DEPTH} levels deep"
-            raise ApiError(400, message, code="body_too_complex")
+            raise too_deep()
         level = [
             child
             for value in level
@@ -51,6 +50,11 @@ def check_depth(values: Any, raw: bytes) -> None:
             for child in (value.values() if isinstance(value, dict) else value)
             if isinstance(child, list | dict)
         ]
+
+
+def too_deep() -> ApiError:
+    """The refusal of JSON that is nested beyond `MAX_JSON_DEPTH`, whoever finds out."""
+    return ApiError(400, f"the body is nested more than {MAX_JSON_DEPTH} levels deep", code="body_too_complex")
 
 
 def estimate_cost(prompt_lengths: Sequence[int], sampling: SamplingParams, max_model_len: int) -> int:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from noria.server.bodies import as_field_error, decode_body
 from noria.server.gate import check_json
 from noria.server.headers import ignored_header
+from noria.server.request_body import while_connected
 from noria.server.state import ServerState
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
@@ -30,5 +31,6 @@ async def read_json(request: Request, kind: type[AnyBody], state: ServerState) -
         raw = held.content or b"{}"
         if state.config is not None:
             check_json(raw, state.config)
-        body, ignored = await state.text_work.run(partial(decode_body, raw, kind), num_bytes=len(raw))
+        work = state.text_work.run(partial(decode_body, raw, kind), num_bytes=len(raw))
+        body, ignored = await while_connected(request.receive, work)
     return body, ignored_header(ignored)

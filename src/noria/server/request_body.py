@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import Self
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
 
 from starlette.types import Receive, Scope
 
 from noria.server.errors import ApiError, unavailable
+
+T = TypeVar("T")
 
 BODIES_AT_ONCE = 8
 """Bodies of the largest size that may be in memory together, until they have become tokens."""
@@ -43,10 +46,12 @@ class BodyReader:
     async def read(self, scope: Scope, receive: Receive) -> HeldBody:
         """The whole body, which counts as held until it is released.
 
-        Raises `ApiError`, before the body has been read, if it is too large, too slow, or too much beside others, and
-        `ClientLeft` if the client leaves meanwhile.
+        Raises `ApiError`, before the body has been read, if it is encoded, too large, too slow, or too much beside
+        others, and `ClientLeft` if the client leaves meanwhile.
         """
         for name, value in scope["headers"]:
+            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+                raise _encoded(value.decode("latin-1"))
             if name == b"content-length" and (len(value) > 18 or int(value) > self._max_bytes):
                 raise self._too_large()
         body = bytearray()
@@ -111,3 +116,34 @@ class HeldBody:
 
     def __exit__(self, *failure: object) -> None:
         self.release()
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` comes to, unless the client leaves first: then it is cancelled, and `ClientLeft` raised.
+
+    So it is when the work is cancelled from elsewhere. The body must have been read.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnect(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        working.cancel()  # no-op if it is done; otherwise it aborts what it started
+        await asyncio.wait({working, leaving})
+    if working.cancelled():
+        raise ClientLeft
+    return working.result()
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _encoded(coding: str) -> ApiError:
+    return ApiError(
+        415,
+        f"the body has Content-Encoding {coding!r}, which is not understood here: send it as it is, without one",
+        code="unsupported_content_encoding",
+        headers={"Accept-Encoding": "identity"},
+    )

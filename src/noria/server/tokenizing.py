@@ -17,6 +17,7 @@ from noria.server.bodies import ChatBody
 from noria.server.chat import ChatApi
 from noria.server.errors import ApiError, as_api_error, unavailable
 from noria.server.reading import AnyBody, read_json
+from noria.server.request_body import while_connected
 from noria.server.routes import RouteSpec, json_answer
 from noria.server.served import ServedModel
 from noria.server.state import ServerState
@@ -109,9 +110,11 @@ class TokenRoutes:
             )
         work, answer = self._state.text_work, partial(_answer, model, body)
         if body.messages is not None:
-            return json_answer(await work.run_chat(answer, is_foreign=False), headers=headers)
-        num_bytes = len((body.prompt or body.content or "").encode(errors="surrogatepass"))
-        return json_answer(await work.run(answer, num_bytes=num_bytes), headers=headers)
+            working = work.run_chat(answer, is_foreign=False)
+        else:
+            num_bytes = len((body.prompt or body.content or "").encode(errors="surrogatepass"))
+            working = work.run(answer, num_bytes=num_bytes)
+        return json_answer(await while_connected(request.receive, working), headers=headers)
 
     async def detokenize(self, request: Request) -> Response:
         body, headers = await self._read(request, DetokenizeBody)
@@ -120,7 +123,8 @@ class TokenRoutes:
         if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < size):
             raise ApiError(400, f"token ids are 0 .. {size - 1}", param="tokens", code="invalid_value")
         decode = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
-        text = await self._state.text_work.run(decode, num_bytes=len(body.tokens))
+        work = self._state.text_work.run(decode, num_bytes=len(body.tokens))
+        text = await while_connected(request.receive, work)
         return json_answer(DetokenizeAnswer(text, text), headers=headers)
 
     async def _read(self, request: Request, kind: type[AnyBody]) -> tuple[AnyBody, dict[str, str]]:
