@@ -21,6 +21,7 @@ from noria.engine.core import EngineCore
 from noria.files.generation import describe_defaults, sampling_defaults
 from noria.files.model import ModelFiles
 from noria.files.sources import open_model
+from noria.logs import LOADING
 from noria.ops.executors import create_executor
 from noria.runner.executor import Executor
 from noria.runner.kv_memory import free_memory_bytes, size_kv_pool
@@ -28,6 +29,7 @@ from noria.runner.runner import ModelRunner
 from noria.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
+loading = logging.getLogger(LOADING)
 
 PROGRESS_S = 1.0
 """Between two lines about a model that is being loaded."""
@@ -62,14 +64,16 @@ def build_engine(
     """
     started_s = time.monotonic()
     find_policy(options.scheduling_policy)  # a mistake should be told before a model is loaded
-    files = open_model(model, report=logger.info)
+    files = open_model(model, report=loading.info)
+    num_bytes = sum(file.stat().st_size for file in {tensor.file for tensor in files.tensors.values()})
+    loading.info("loading %s (%s)", files.name, f"{num_bytes / 1e6:,.0f} MB")
     tokenizer = load_tokenizer(files.tokenizer)
     defaults = sampling_defaults(files, options.generation_config)
-    executor = wrap(create_executor(files, options, report=_now_and_then(logger.info)))
+    executor = wrap(create_executor(files, options, report=_now_and_then(loading.info)))
     assembled = replace(join(files, tokenizer, executor, options), sampling_defaults=defaults)
     logger.info("%s", describe_defaults(files, defaults))
     took_s = time.monotonic() - started_s
-    logger.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)
+    loading.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)
     return assembled
 
 

@@ -21,7 +21,8 @@ from noria.cli.conformance import conformance
 from noria.cli.generate import generate
 from noria.cli.options import UsageError, takes_options
 from noria.cli.serve import serve
-from noria.errors import NoriaError
+from noria.cli.values import with_flags
+from noria.errors import NoriaError, OptionError, RequestError
 
 app = App(
     name="noria",
@@ -51,6 +52,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except UsageError as error:
         return _fail(str(error), 2)
+    except (OptionError, RequestError) as error:
+        return _fail(with_flags(str(error)), 2)
     except NoriaError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:

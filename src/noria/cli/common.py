@@ -21,7 +21,7 @@ LogLevel: TypeAlias = Annotated[
     Literal["debug", "info", "warning", "error"],
     Parameter(help="How much the log on stderr says.", env_var="NORIA_LOG_LEVEL"),
 ]
-Label: TypeAlias = Annotated[str, Parameter(help="A name for the result.")]
+Label: TypeAlias = Annotated[str, Parameter(help="A name for the result.", metavar="NAME")]
 
 
 def print_result(result: Mapping[str, object], machine: MachineWatch) -> None:

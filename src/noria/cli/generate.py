@@ -27,7 +27,13 @@ def generate(
     *,
     prompt: Annotated[
         tuple[str, ...],
-        Parameter(help="Text to complete; repeatable.", negative=(), show_default=False, allow_leading_hyphen=True),
+        Parameter(
+            help="Text to complete; repeatable.",
+            negative=(),
+            metavar="TEXT...",
+            show_default=False,
+            allow_leading_hyphen=True,
+        ),
     ] = (),
     prompt_file: Annotated[Path | None, Parameter(help="A file whose whole text is one more prompt.")] = None,
     json: Annotated[bool, Parameter(help="Print one JSON object per prompt.", negative=(), show_default=False)] = False,
