@@ -44,11 +44,12 @@ def value_name(spec: Field[Any]) -> str:
 
 def shown_default(spec: Field[Any]) -> str:
     """A default as a person would write it; empty where there is none."""
-    if spec.default in ((), None, ""):
+    default: Any = spec.default
+    if default in ((), None, ""):
         return ""
     if spec.name.endswith("_bytes"):
-        return f"{spec.default // 2**20}MiB"
-    return f"{spec.default:g}" if isinstance(spec.default, float) else str(spec.default)
+        return f"{default // 2**20}MiB"
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _check_types(options: Any) -> None:

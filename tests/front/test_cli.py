@@ -106,7 +106,7 @@ def test_a_bad_prompt_is_said_on_stderr(capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "no/model", "--scheduling-policy", "lifo"], "use one of fcfs, priority, lpm, fair"),
         (["serve", "--max-num-queued-reqs", "-1"], "--max-num-queued-reqs must be at least 0"),
         (["generate", "--max-num-sequences", "3"], "--max-num-seqs"),
-        (["generate", "--max-tokens", "many"], "is not a whole number"),
+        (["generate", "--max-tokens", "many"], "is not a size: a whole number"),
         (["bench", "throughput"], "--workload"),
         (["frobnicate"], "frobnicate"),
     ],
@@ -178,7 +178,7 @@ def test_bench_prints_one_json_line_last(capsys: pytest.CaptureFixture[str], tmp
 def test_bench_names_the_line_that_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     workload = tmp_path / "w.jsonl"
     workload.write_text('{"prompt": "ab", "max_tokens": 3}\n{"prompt": "ab"}\n')
-    assert run(["bench", "throughput", "--workload", str(workload)]) == 1
+    assert run(["bench", "throughput", "--workload", str(workload)]) == 2
     assert f"{workload}, line 2" in capsys.readouterr().err
 
 

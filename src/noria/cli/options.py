@@ -51,11 +51,18 @@ SAMPLING_HELP = {
 SAMPLING_VALUES = {"max_tokens": "SIZE", "min_tokens": "SIZE", "stop": "TEXT"}
 """What stands for their values in help; INT or FLOAT for the others."""
 
-SIZES = "SIZE is a whole number that may have a unit: 4096, 8k (8,000), 2M, 4GiB (KiB and MiB likewise)."
+SIZE_HELP = "A SIZE may have a unit: 4096, 8k (8,000), 2M, 4GiB (KiB and MiB likewise)."
+VARIABLE_HELP = "Each may be an environment variable instead: {flag} is {variable}."
 
-ENGINE_GROUP = Group("Engine options", sort_key=2, help=SIZES)
+ENGINE_GROUP = Group(
+    "Engine options",
+    sort_key=2,
+    help=f"{VARIABLE_HELP.format(flag='--max-num-seqs', variable='NORIA_MAX_NUM_SEQS')} {SIZE_HELP}",
+)
 SAMPLING_GROUP = Group("Sampling options", sort_key=1)
-SERVER_GROUP = Group("Server options", sort_key=1)
+SERVER_GROUP = Group(
+    "Server options", sort_key=1, help=VARIABLE_HELP.format(flag="--max-body-bytes", variable="NORIA_MAX_BODY_BYTES")
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,14 +148,16 @@ def _option_parameters(options: type[EngineOptions | ServerOptions], group: Grou
             help=spec.metadata["help"],
             alias=spec.metadata["aliases"],
             env_var=ENVIRONMENT_PREFIX + spec.name.upper(),
+            show_env_var=False,  # the head of the group tells them all
             show_default=_show(shown_default(spec)),
         )
         for spec in dataclasses.fields(options)
     ]
 
 
-def _show(text: str) -> Callable[[Any], str] | bool:
-    return (lambda _: text) if text else False
+def _show(default: str) -> Callable[[Any], str] | bool:
+    """For a switch that is off there is nothing to say."""
+    return (lambda _: default.replace("True", "on")) if default not in ("", "False") else False
 
 
 def _sampling_parameters() -> list[inspect.Parameter]:
@@ -170,7 +179,7 @@ def _sampling_parameters() -> list[inspect.Parameter]:
 
 def _parameter(name: str, hint: Any, default: Any, value: str, **settings: Any) -> inspect.Parameter:
     """One flag. `value` is what stands for its value in the help, and decides how that is read."""
-    is_many = tuple in map(get_origin, (hint, *get_args(hint)))
+    is_many = any(get_origin(part) is tuple for part in (hint, *get_args(hint)))
     if hint is bool:
         settings["negative"] = f"--no-{name.replace('_', '-')}"
     else:

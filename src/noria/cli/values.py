@@ -87,7 +87,7 @@ def converter(value: str) -> Callable[[Any, Sequence[Token]], Any] | None:
 
 _NAMES = [spec.name for options in (EngineOptions, ServerOptions) for spec in dataclasses.fields(options)]
 _NAMES += [spec.name for spec in msgspec.structs.fields(SamplingParams)]
-_ANYWHERE = re.compile(rf"(?<![\w.-])({'|'.join(name for name in _NAMES if '_' in name)})(?!\w)")
+_ANYWHERE = re.compile(rf"(?<![\w.`-])({'|'.join(name for name in _NAMES if '_' in name)})(?!\w)")
 _AT_THE_START = re.compile(rf"^({'|'.join(_NAMES)})(?!\w)")
 """A name like `port` or `seed` is also a word, but not where a message begins with what is wrong."""
 

@@ -50,10 +50,10 @@ def locate_model(
         _refuse_revision(revision, "the default model")
         path = default_model_path(report)
         return Location(path, path.stem)
-    path = _local_path(model)
-    if path is not None:
-        _refuse_revision(revision, str(path))
-        return Location(path, path.resolve().name if path.is_dir() else _SHARD_SUFFIX.sub("", path.stem))
+    local = _local_path(model)
+    if local is not None:
+        _refuse_revision(revision, str(local))
+        return Location(local, local.resolve().name if local.is_dir() else _SHARD_SUFFIX.sub("", local.stem))
     from noria.files.hub import snapshot_path
 
     name = os.fspath(model)
