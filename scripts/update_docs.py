@@ -26,7 +26,7 @@ def option_table(options: type[ServerOptions | SchedulingOptions]) -> str:
 def _default(spec: dataclasses.Field[object]) -> str:
     if spec.name == "served_model_name":
         return "the model's own name"
-    return f"`{shown_default(spec)}`" if shown_default(spec) else "none"
+    return f"`{shown}`" if (shown := shown_default(spec.name, spec.default)) else "none"
 
 
 def updated(page: str) -> str:

@@ -42,12 +42,11 @@ def value_name(spec: Field[Any]) -> str:
     return "INT" if "int" in str(spec.type) else "TEXT"
 
 
-def shown_default(spec: Field[Any]) -> str:
-    """A default as a person would write it; empty where there is none."""
-    default: Any = spec.default
+def shown_default(name: str, default: Any) -> str:
+    """An option's default as a person would write it; empty where there is none."""
     if default in ((), None, ""):
         return ""
-    if spec.name.endswith("_bytes"):
+    if name.endswith("_bytes"):
         return f"{default // 2**20}MiB"
     return f"{default:g}" if isinstance(default, float) else str(default)
 

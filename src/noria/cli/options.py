@@ -59,7 +59,11 @@ ENGINE_GROUP = Group(
     sort_key=2,
     help=f"{VARIABLE_HELP.format(flag='--max-num-seqs', variable='NORIA_MAX_NUM_SEQS')} {SIZE_HELP}",
 )
-SAMPLING_GROUP = Group("Sampling options", sort_key=1)
+SAMPLING_GROUP = Group(
+    "Sampling options",
+    sort_key=1,
+    help="The defaults hold where the model's files recommend nothing else (--generation-config).",
+)
 SERVER_GROUP = Group(
     "Server options", sort_key=1, help=VARIABLE_HELP.format(flag="--max-body-bytes", variable="NORIA_MAX_BODY_BYTES")
 )
@@ -149,15 +153,9 @@ def _option_parameters(options: type[EngineOptions | ServerOptions], group: Grou
             alias=spec.metadata["aliases"],
             env_var=ENVIRONMENT_PREFIX + spec.name.upper(),
             show_env_var=False,  # the head of the group tells them all
-            show_default=_show(shown_default(spec)),
         )
         for spec in dataclasses.fields(options)
     ]
-
-
-def _show(default: str) -> Callable[[Any], str] | bool:
-    """For a switch that is off there is nothing to say."""
-    return (lambda _: default.replace("True", "on")) if default not in ("", "False") else False
 
 
 def _sampling_parameters() -> list[inspect.Parameter]:
@@ -170,7 +168,6 @@ def _sampling_parameters() -> list[inspect.Parameter]:
             SAMPLING_VALUES.get(spec.name, "FLOAT" if hints[spec.name] is float else "INT"),
             group=SAMPLING_GROUP,
             help=SAMPLING_HELP[spec.name],
-            show_default=spec.default != (),
         )
         for spec in msgspec.structs.fields(SamplingParams)
         if spec.name not in WITHOUT_A_FLAG
@@ -179,6 +176,8 @@ def _sampling_parameters() -> list[inspect.Parameter]:
 
 def _parameter(name: str, hint: Any, default: Any, value: str, **settings: Any) -> inspect.Parameter:
     """One flag. `value` is what stands for its value in the help, and decides how that is read."""
+    shown = shown_default(name, default).replace("True", "on").replace("False", "")  # a switch is off, of course
+    settings["show_default"] = (lambda _: shown) if shown else False
     is_many = any(get_origin(part) is tuple for part in (hint, *get_args(hint)))
     if hint is bool:
         settings["negative"] = f"--no-{name.replace('_', '-')}"
