@@ -227,6 +227,10 @@ class EngineOptions(SchedulingOptions):
             )
         if self.threads is not None and self.threads > MOST_THREADS:
             raise OptionError(f"threads must be at most {MOST_THREADS}, not {self.threads}")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise OptionError(f"device {self.device!r} is not supported; use cpu, cuda or cuda:N")
+        if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise OptionError("num_kv_blocks and kv_cache_memory_bytes both size the KV pool; set one of them")
         if self.executor not in EXECUTORS:
             raise OptionError(f"there is no executor {self.executor!r}; use one of {', '.join(EXECUTORS)}")
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from noria import __version__
 from noria.cli.bench_compare import compare
@@ -48,8 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     try:
-        app(list(arguments), result_action="return_value")
+        app(list(arguments), result_action="return_value", exit_on_error=False, print_error=False)
         sys.stdout.flush()
+    except CycloptsError as error:
+        return _fail(_usage(error), 2)
     except UsageError as error:
         return _fail(str(error), 2)
     except (OptionError, RequestError) as error:
@@ -61,9 +63,20 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of our output has gone: `noria generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would complain again
         return 1
-    except SystemExit as stop:  # how the argument parser ends after a usage error (2)
+    except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     return 0
+
+
+def _usage(error: CycloptsError) -> str:
+    """What the parser has against a command line, in one line, and where to look."""
+    command = " ".join(("noria", *(error.command_chain or ())))
+    message = str(error)
+    if isinstance(error, UnusedCliTokensError):
+        message = f"there is no place for {' '.join(error.unused_tokens or ())!r}."
+        if command == "noria generate":
+            message += " A prompt is given with --prompt TEXT."
+    return f"{' '.join(message.split())} See {command} --help"
 
 
 def _fail(message: str, code: int) -> int:

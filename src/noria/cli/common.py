@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 ModelArgument: TypeAlias = Annotated[
     str | None,
     Parameter(
-        help="A GGUF file, a Hugging Face directory, or a hub id such as org/name. Default: a small one, fetched once."
+        help="A GGUF file, a Hugging Face directory, or a hub id such as org/name. Default: a small one, fetched once.",
+        alias="-m",
     ),
 ]
 LogLevel: TypeAlias = Annotated[

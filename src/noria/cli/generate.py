@@ -71,9 +71,10 @@ def _read_prompts(prompts: Iterable[str], prompt_file: Path | None) -> list[str]
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--prompt-file {prompt_file}: {getattr(error, 'strerror', None) or error}") from error
     if not found:
-        if sys.stdin.isatty():
+        text = "" if sys.stdin.isatty() else sys.stdin.read()
+        if not text:
             raise UsageError("no prompt: give --prompt TEXT, --prompt-file FILE, or text on standard input")
-        found.append(sys.stdin.read())
+        found.append(text)
     return found
 
 
