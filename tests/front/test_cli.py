@@ -132,6 +132,39 @@ def test_deliberate_errors_are_exit_code_1(capsys: pytest.CaptureFixture[str], m
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "--prot", "1"], "Unknown option: --prot. Did you mean --port? See noria serve --help"),
+        (
+            ["generate", "org/m", "hello"],
+            "no place for 'hello'. A prompt is given with --prompt TEXT. See noria generate",
+        ),
+        (["bench", "throughput"], "See noria bench throughput --help"),
+        (["generate", "org/m", "--prompt", "a", "--device", "gpu"], "--device 'gpu' is not supported; use cpu, cuda"),
+        (
+            ["serve", "org/m", "--num-kv-blocks", "4", "--kv-cache-memory-bytes", "1GiB"],
+            "--num-kv-blocks and --kv-cache-memory-bytes both size the KV pool",
+        ),
+        (["serve", "-m", "nosuch"], "no file or directory 'nosuch'"),
+        (["generate", "org/m"], "no prompt: give --prompt TEXT"),
+    ],
+)
+def test_slips_are_told_in_one_line_before_a_model_is_looked_for(
+    arguments: list[str],
+    message: str,
+    engine: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    give_stdin(monkeypatch, "")
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), engine) == ("", 1, [])
+    assert err.startswith("noria: ")
+    assert message in err
+
+
+@pytest.mark.parametrize(
     "command", [["serve"], ["generate", "--prompt", "a"], ["bench", "throughput", "--workload", "w"]]
 )
 def test_a_model_that_does_not_exist_is_wrong_usage_and_nothing_is_begun(

@@ -76,7 +76,8 @@ def _usage(error: CycloptsError) -> str:
         message = f"there is no place for {' '.join(error.unused_tokens or ())!r}."
         if command == "noria generate":
             message += " A prompt is given with --prompt TEXT."
-    return f"{' '.join(message.split())} See {command} --help"
+    end = "" if message.endswith((".", "?")) else "."
+    return f"{' '.join(message.split())}{end} See {command} --help"
 
 
 def _fail(message: str, code: int) -> int:
