@@ -121,7 +121,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
                 raise UsageError(with_flags(str(error))) from error
         if EngineOptions in hints.values():  # whoever has an engine has a model; its name is looked at before all else
             try:
-                check_model(args[0] if args else kwargs.get("model"))
+                check_model(args[0] if args else kwargs.get("model"), needs_text=command.__name__ != "kernels")
             except ModelError as error:
                 raise UsageError(str(error)) from error
         command(*args, **kwargs)

@@ -61,13 +61,13 @@ def locate_model(
     return Location(snapshot_path(name, revision), name)
 
 
-def check_model(model: str | None) -> None:
+def check_model(model: str | None, *, needs_text: bool = True) -> None:
     """Raises `ModelError` for a model that does not exist, cannot be read or is of no kind that is supported.
 
-    It takes no time: nothing is fetched, and no more is read than the first bytes.
+    `needs_text`: it must have a tokenizer. It takes no time: nothing is fetched, and no more is read than the first bytes.
     """
     path = None if model is None else _local_path(model)
-    if path is not None and kind_of(path) == "huggingface":
+    if path is not None and kind_of(path) == "huggingface" and needs_text:
         tokenizer_path(path)
 
 
