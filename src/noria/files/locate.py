@@ -64,7 +64,7 @@ def locate_model(
 def check_model(model: str | None, *, needs_text: bool = True) -> None:
     """Raises `ModelError` for a model that does not exist, cannot be read or is of no kind that is supported.
 
-    `needs_text`: it must have a tokenizer. It takes no time: nothing is fetched, and no more is read than the first bytes.
+    `needs_text`: it must have a tokenizer. It takes no time: nothing is fetched, and only the first bytes are read.
     """
     path = None if model is None else _local_path(model)
     if path is not None and kind_of(path) == "huggingface" and needs_text:
