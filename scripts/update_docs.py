@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from noria.config import SchedulingOptions, ServerOptions
+from noria.config import SchedulingOptions, ServerOptions, shown_default, value_name
 
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
 TABLES = {"<!-- server options -->\n": ServerOptions, "<!-- scheduling options -->\n": SchedulingOptions}
@@ -17,7 +17,8 @@ END = "<!-- end -->"
 def option_table(options: type[ServerOptions | SchedulingOptions]) -> str:
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for spec in dataclasses.fields(options):
-        flags = ", ".join(f"`{flag}`" for flag in (f"--{spec.name.replace('_', '-')}", *spec.metadata["aliases"]))
+        name = f"--{spec.name.replace('_', '-')} {value_name(spec)}".rstrip().replace("|", "\\|")
+        flags = ", ".join(f"`{flag}`" for flag in (name, *spec.metadata["aliases"]))
         rows.append(f"| {flags} | {_default(spec)} | {spec.metadata['help']} |")
     return "\n".join(rows) + "\n"
 
@@ -25,7 +26,7 @@ def option_table(options: type[ServerOptions | SchedulingOptions]) -> str:
 def _default(spec: dataclasses.Field[object]) -> str:
     if spec.name == "served_model_name":
         return "the model's own name"
-    return "none" if spec.default in ((), None, "") else f"`{spec.default}`"
+    return f"`{shown}`" if (shown := shown_default(spec.name, spec.default)) else "none"
 
 
 def updated(page: str) -> str:

@@ -21,13 +21,15 @@ from noria.engine.core import EngineCore
 from noria.files.generation import describe_defaults, sampling_defaults
 from noria.files.model import ModelFiles
 from noria.files.sources import open_model
+from noria.logs import LOADING
 from noria.ops.executors import create_executor
 from noria.runner.executor import Executor
-from noria.runner.kv_memory import free_memory_bytes, size_kv_pool
+from noria.runner.kv_memory import free_memory_bytes, longest_wanted, size_kv_pool
 from noria.runner.runner import ModelRunner
 from noria.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
+loading = logging.getLogger(LOADING)
 
 PROGRESS_S = 1.0
 """Between two lines about a model that is being loaded."""
@@ -62,20 +64,24 @@ def build_engine(
     """
     started_s = time.monotonic()
     find_policy(options.scheduling_policy)  # a mistake should be told before a model is loaded
-    files = open_model(model, report=logger.info)
+    files = open_model(model, report=loading.info)
+    num_bytes = sum(file.stat().st_size for file in {tensor.file for tensor in files.tensors.values()})
+    loading.info("loading %s (%s)", files.name, f"{num_bytes / 1e6:,.0f} MB")
+    longest_wanted(options, files.config.max_position_embeddings)  # likewise
     tokenizer = load_tokenizer(files.tokenizer)
     defaults = sampling_defaults(files, options.generation_config)
-    executor = wrap(create_executor(files, options, report=_now_and_then(logger.info)))
+    executor = wrap(create_executor(files, options, report=_now_and_then(loading.info)))
     assembled = replace(join(files, tokenizer, executor, options), sampling_defaults=defaults)
     logger.info("%s", describe_defaults(files, defaults))
     took_s = time.monotonic() - started_s
-    logger.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)
+    loading.info("%s is ready after %.1f s (%s on %s)", files.name, took_s, options.dtype, options.device)
     return assembled
 
 
 def build_core(model: str, options: EngineOptions, report: Callable[[str], None]) -> EngineCore:
     """The engine alone, for a process of its own, which has no use for text; `report` is told how it goes."""
     files = open_model(model, report=report)
+    longest_wanted(options, files.config.max_position_embeddings)  # a mistake should be told before weights are loaded
     executor = create_executor(files, options, report=_now_and_then(report))
     return join_core(files, executor, options)
 
@@ -110,7 +116,7 @@ def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> 
         kv_windows=executor.kv_windows,
         free_bytes=free_memory_bytes() if free_bytes is None else free_bytes,
     )
-    logger.info("%s", pool.explanation)
+    logger.log(logging.WARNING if pool.is_beyond_memory else logging.INFO, "%s", pool.explanation)
     config = SchedulerConfig.of(
         options,
         max_model_len=pool.max_model_len,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Self
 
 from noria.errors import OptionError
@@ -22,14 +22,33 @@ GENERATION_CONFIGS = ("auto", "none")
 MOST_THREADS = 256
 
 
-def option(default: Any, help: str, *, aliases: tuple[str, ...] = (), is_secret: bool = False) -> Any:
+def option(default: Any, help: str, *, value: str = "", aliases: tuple[str, ...] = (), is_secret: bool = False) -> Any:
     """A dataclass field that also carries what a command line and a documentation row need.
 
-    The flag is `--name-with-dashes`, the environment variable `NORIA_NAME_WITH_UNDERSCORES`. A secret is left out
-    wherever options are shown.
+    The flag is `--name-with-dashes`, the environment variable `NORIA_NAME_WITH_UNDERSCORES`. `value` is what stands
+    for its value there (see `value_name`); a SIZE, of tokens, blocks or bytes, may have a unit on the command line. A
+    secret is left out wherever options are shown.
     """
-    metadata = {"help": help, "aliases": aliases, "is_secret": is_secret}
+    metadata = {"help": help, "value": value, "aliases": aliases, "is_secret": is_secret}
     return field(default=default, repr=not is_secret, metadata=metadata)
+
+
+def value_name(spec: Field[Any]) -> str:
+    """What stands for an option's value where it is described: INT, SIZE, SECONDS, PATH, ...; nothing for a switch."""
+    if spec.metadata["value"] or "bool" in str(spec.type):
+        return str(spec.metadata["value"])
+    if "float" in str(spec.type):
+        return "SECONDS" if spec.name.endswith("_s") else "FLOAT"
+    return "INT" if "int" in str(spec.type) else "TEXT"
+
+
+def shown_default(name: str, default: Any) -> str:
+    """An option's default as a person would write it; empty where there is none."""
+    if default in ((), None, ""):
+        return ""
+    if name.endswith("_bytes"):
+        return f"{default // 2**20}MiB"
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _check_types(options: Any) -> None:
@@ -48,23 +67,29 @@ class SchedulingOptions:
         64, "Sequences that may be resident at once.", aliases=("--max-running-requests", "--parallel")
     )
     max_num_batched_tokens: int = option(
-        512, "Token budget of one engine step, shared by prompt chunks and decodes.", aliases=("--max-prefill-tokens",)
+        512,
+        "Token budget of one engine step, shared by prompt chunks and decodes.",
+        value="SIZE",
+        aliases=("--max-prefill-tokens",),
     )
-    block_size: int = option(16, "Tokens in one KV block.", aliases=("--page-size",))
+    block_size: int = option(16, "Tokens in one KV block.", value="SIZE", aliases=("--page-size",))
     enable_prefix_caching: bool = option(True, "Reuse the KV of prompts that begin alike.")
     enable_chunked_prefill: bool = option(
         True, "Let a prompt run over several steps. Without, a step's budget must hold a whole sequence."
     )
     long_prefill_token_threshold: int = option(
-        0, "Longest chunk of one prompt in a step while other requests are there; 0 for no such limit."
+        0, "Longest chunk of one prompt in a step while other requests are there; 0 for no such limit.", value="SIZE"
     )
     max_prefill_share: float = option(
-        0.5, "Share of a step that long prompts may take together while others could use the rest (0 to 1)."
+        0.5,
+        "Share of a step that long prompts may take together while others could use the rest (0 to 1).",
+        value="SHARE",
     )
     scheduling_policy: str = option(
         "fcfs",
         "Who is served next: fcfs, priority, lpm (longest cached prefix), fair (token shares per tenant), or "
         "package.module:Class.",
+        value="POLICY",
         aliases=("--schedule-policy",),
     )
     priority_aging_s: float = option(
@@ -80,7 +105,9 @@ class SchedulingOptions:
         True, "Admit a request only when its whole sequence fits, not only its first chunk.",
         aliases=("--scheduler-reserve-full-isl",),
     )  # fmt: skip
-    watermark: float = option(0.0, "Share of KV blocks that newcomers must leave free while others run (0 to 1).")
+    watermark: float = option(
+        0.0, "Share of KV blocks that newcomers must leave free while others run (0 to 1).", value="SHARE"
+    )
     adaptive_watermark: bool = option(
         True, "After preemptions leave more blocks free, and fewer again while there are none."
     )
@@ -92,7 +119,9 @@ class SchedulingOptions:
     max_num_queued_reqs: int = option(
         4096, "Sequences that may wait beyond those that run, before 503.", aliases=("--max-queued-requests",)
     )
-    max_num_queued_tokens: int | None = option(None, "Prompt tokens that may wait, before 503. Default: no limit.")
+    max_num_queued_tokens: int | None = option(
+        None, "Prompt tokens that may wait, before 503. Default: no limit.", value="SIZE"
+    )
     first_token_deadline_s: float | None = option(
         None, "End a request that has no token after so long. Default: no limit."
     )
@@ -152,20 +181,27 @@ _POSITIVE = ("max_prefill_share", "priority_aging_s", "first_token_deadline_s", 
 class EngineOptions(SchedulingOptions):
     """What a person may set about an engine. Raises `OptionError` when a value cannot be honoured."""
 
-    dtype: str = option("bfloat16", "Precision of weights and activations: bfloat16 or float32.")
-    device: str = option("cpu", "Where the model runs: cpu, cuda or cuda:N.")
+    dtype: str = option("bfloat16", "Precision of weights and activations.", value="bfloat16|float32")
+    device: str = option("cpu", "Where the model runs: cpu, cuda or cuda:N.", value="DEVICE")
     executor: str = option(
-        "auto", "What runs it: native (x86-64 with AVX-512 BF16), torch, or auto: native where it can."
+        "auto",
+        "What runs it: native (x86-64 with AVX-512 BF16), torch, or auto: native where it can.",
+        value="auto|native|torch",
     )
     max_model_len: int | None = option(
-        None, "Longest sequence, prompt and output together, in tokens. Default: what the model supports.",
+        None,
+        "Longest sequence, prompt and output together, in tokens, such as 4096. Default: what the model supports.",
+        value="SIZE",
         aliases=("--context-length", "--ctx-size"),
-    )  # fmt: skip
+    )
     kv_cache_memory_bytes: int | None = option(
-        None, "Memory for the KV pool. Default: the smaller of half of what is free and max-num-seqs full sequences."
+        None,
+        "Memory for the KV pool in bytes, such as 2GiB. Default: the smaller of half of what is free and max-num-seqs "
+        "full sequences.",
+        value="SIZE",
     )
     num_kv_blocks: int | None = option(
-        None, "Number of KV blocks, whatever memory they take.", aliases=("--num-gpu-blocks-override",)
+        None, "Number of KV blocks, whatever memory they take.", value="SIZE", aliases=("--num-gpu-blocks-override",)
     )
     prefault_kv_cache: bool = option(
         False,
@@ -173,7 +209,9 @@ class EngineOptions(SchedulingOptions):
         "then no request pays for page faults.",
     )
     generation_config: str = option(
-        "auto", "Sampling parameters that a request leaves out: auto, as the model's files recommend, or none of those."
+        "auto",
+        "Sampling parameters that a request leaves out: auto, as the model's files recommend, or none of those.",
+        value="auto|none",
     )
     seed: int = option(0, "Seed of the stream from which requests without a seed of their own get theirs.")
     threads: int | None = option(None, "Threads of the forward pass. Default: the cores this process may use.")
@@ -189,6 +227,10 @@ class EngineOptions(SchedulingOptions):
             )
         if self.threads is not None and self.threads > MOST_THREADS:
             raise OptionError(f"threads must be at most {MOST_THREADS}, not {self.threads}")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise OptionError(f"device {self.device!r} is not supported; use cpu, cuda or cuda:N")
+        if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise OptionError("num_kv_blocks and kv_cache_memory_bytes both size the KV pool; set one of them")
         if self.executor not in EXECUTORS:
             raise OptionError(f"there is no executor {self.executor!r}; use one of {', '.join(EXECUTORS)}")
 
@@ -208,35 +250,51 @@ class EngineOptions(SchedulingOptions):
 class ServerOptions:
     """What a person may set about the HTTP server in front of an engine. Times in seconds."""
 
-    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for every one.")
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for every one.", value="ADDRESS")
     port: int = option(8000, "Port to listen on; 0 picks a free one.")
     served_model_name: tuple[str, ...] = option(
-        (), "Name the model goes by in the API; repeatable, the first is the one it calls itself.", aliases=("--alias",)
+        (),
+        "Name the model goes by in the API; repeatable, the first is the one it calls itself.",
+        value="NAME",
+        aliases=("--alias",),
     )
     drain_s: float = option(30.0, "How long running requests may go on after SIGTERM.")
     health_stall_s: float = option(10.0, "Without a sign of life from the engine's loop for this long, /health is red.")
     max_stream_backlog: int = option(
-        2048, "Tokens a client may fall behind in reading its stream before its request is aborted."
+        2048, "Tokens a client may fall behind in reading its stream before its request is aborted.", value="SIZE"
     )
     access_log: bool = option(False, "Log each HTTP request, but nothing of what it said.")
     api_key: tuple[str, ...] = option(
-        (), "Key that requests must bring; repeatable, each for a tenant of its own.", is_secret=True
+        (), "Key that requests must bring; repeatable, each for a tenant of its own.", value="KEY", is_secret=True
     )
     api_key_file: str | None = option(
-        None, "File of such keys, one a line, each followed by its tenant's name or alone. SIGHUP reads it again."
+        None,
+        "File of such keys, one a line, each followed by its tenant's name or alone. SIGHUP reads it again.",
+        value="PATH",
     )
     admin_api_key: str | None = option(
-        None, "The key for the admin routes. Needed where there are several tenants.", is_secret=True
+        None, "The key for the admin routes. Needed where there are several tenants.", value="KEY", is_secret=True
     )
     enable_admin_api: bool = option(False, "Offer /pause, /resume, /reset_prefix_cache, /abort_requests and /explain.")
     allowed_origins: tuple[str, ...] = option(
-        (), "Origin whose pages may call from a browser, or *; repeatable. Default: no CORS."
+        (),
+        "Origin whose pages may call from a browser, such as https://example.org, or *; repeatable. Default: no CORS.",
+        value="ORIGIN",
     )
-    ssl_keyfile: str | None = option(None, "Private key for HTTPS (PEM, not encrypted).")
-    ssl_certfile: str | None = option(None, "Certificate for HTTPS, with its chain (PEM).")
-    root_path: str = option("", "Path under which a proxy offers this server, if it takes it off before it asks.")
-    metrics_compat: str | None = option(None, "Publish metrics also under another server's names: vllm.")
-    max_body_bytes: int = option(32 * 2**20, "Largest request body; more is refused unread.")
+    ssl_keyfile: str | None = option(None, "Private key for HTTPS (PEM, not encrypted).", value="PATH")
+    ssl_certfile: str | None = option(None, "Certificate for HTTPS, with its chain (PEM).", value="PATH")
+    root_path: str = option(
+        "",
+        "Path under which a proxy offers this server, such as /llm, if it takes it off before it asks.",
+        value="URL_PATH",
+    )
+    metrics_compat: str | None = option(None, "Publish metrics also under another server's names.", value="vllm")
+    strict_fields: bool = option(
+        False, "Refuse a request with a field that nobody knows (400); without, a header of the answer names it."
+    )
+    max_body_bytes: int = option(
+        32 * 2**20, "Largest request body in bytes, such as 8MiB; more is refused unread.", value="SIZE"
+    )
     request_read_timeout_s: float = option(
         30.0, "How long a client may take to send a request: its head, and then again its body."
     )
@@ -244,13 +302,18 @@ class ServerOptions:
         2**23,
         "Most that one call may come to: for each of its sequences, prompt tokens and tokens that may be generated, "
         "times 1 + logprobs and prompt_logprobs (of its prompt tokens).",
+        value="SIZE",
     )
-    chat_template_timeout_s: float = option(2.0, "Processor time that a chat template may take for one request.")
+    chat_template_timeout_s: float = option(
+        2.0, "Processor time that a chat template may take for one request.", value="SECONDS"
+    )
     trust_request_chat_template: bool = option(
         False, "Render chat templates that come with requests, within that limit and at the lowest priority."
     )
     sse_keep_alive_interval: float = option(
-        15.0, "Seconds without news after which a stream gets a comment, so that nobody between cuts it; 0 for never."
+        15.0,
+        "Seconds without news after which a stream gets a comment, so that nobody between cuts it; 0 for never.",
+        value="SECONDS",
     )
 
     def __post_init__(self) -> None:

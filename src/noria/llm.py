@@ -19,6 +19,7 @@ from noria.core.admission import check_priority
 from noria.core.events import FinishReason
 from noria.engine.messages import EngineRequest
 from noria.errors import EngineError, RequestError, UnavailableError
+from noria.logs import loading_shown
 from noria.outputs import RequestOutput, SequenceCollector
 from noria.sampling import SamplingParams
 from noria.terminal import ProgressBar, deferred_interrupt
@@ -49,11 +50,15 @@ class LLM:
             print(answer.text)
 
     `model` is a GGUF file, a Hugging Face directory, a hub id, or None for the default model. Keyword arguments are
-    the fields of `noria.config.EngineOptions`. Raises `OptionError` and `ModelError`.
+    the fields of `noria.config.EngineOptions`. Loading that takes more than a second is told on stderr, unless the
+    program has set up logging, or set NORIA_LOG_LEVEL=warning: then the logger `noria.loading` has it, at level INFO.
+    Raises `OptionError` and `ModelError`.
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._open(build_engine(model, EngineOptions.from_names(options)))
+        with loading_shown():
+            assembled = build_engine(model, EngineOptions.from_names(options))
+        self._open(assembled)
 
     @classmethod
     def from_assembled(cls, assembled: Assembled) -> Self:

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from files.checkpoints import ALL_TENSORS, tiny_gguf_tensors, write_directory, w
 from noria.errors import ModelError, UnsupportedError
 from noria.files.cache import cache_dir
 from noria.files.default_model import DEFAULT_MODEL, PackagedModel, default_model_path
+from noria.files.locate import check_model
 from noria.files.sources import open_model
 
 SOURCE = str(Path(sys.modules["noria"].__file__ or "").parents[1])
@@ -110,6 +112,50 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cache_dir() == Path("/home/u/.cache/noria")
 
 
+def test_slips_are_found_at_first_sight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `check_model` refuses before anything is begun: open_model says the same."""
+    monkeypatch.chdir(tmp_path)
+    write_gguf(tmp_path / "tiny.gguf", tiny_gguf_tensors())
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "page.gguf").write_text("<html>")
+    (tmp_path / "pointer.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    (tmp_path / "bare").mkdir()
+    directory = write_directory(tmp_path / "whole", tokenizer={})
+    write_safetensors(directory / "model.safetensors", ALL_TENSORS)
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in {
+        "tinny.gguf": r"no file or directory 'tinny.gguf' \(did you mean 'tiny.gguf'\?\)",
+        "empty.gguf": "it is empty; was it downloaded whole",
+        "page.gguf": "it begins with b'<htm' instead of b'GGUF'",
+        "pointer.gguf": "is a Git LFS pointer.*git lfs pull",
+        "bare": "config.json is missing",
+        ".": r"config.json is missing; to run the GGUF file in it, name the file: \S*empty.gguf",
+        "pipe": "neither a file nor a directory",
+    }.items():
+        for look in (check_model, partial(open_model, report=never)):
+            with pytest.raises(ModelError, match=message):
+                look(name)
+    for name in (None, "tiny.gguf", "whole", "org/name"):
+        check_model(name)
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"has no tokenizer.json"):
+        check_model("whole")
+
+
+def test_what_may_not_be_read_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_gguf_tensors())
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelError, match=r"cannot read \S*tiny.gguf: Permission denied"):
+        check_model(str(file))
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(ModelError, match=r"cannot read \S*tiny.gguf: Permission denied"):
+        check_model(str(file))
+
+
 # Hub ids, in a process of their own: the hub library reads its environment once
 
 
@@ -118,6 +164,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OPEN = """
 import json, sys
 from noria.errors import ModelError
+from noria.files.locate import check_model
 from noria.files.sources import open_model
 for name, revision in json.loads(sys.argv[1]):
     try:

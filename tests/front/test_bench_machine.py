@@ -187,5 +187,5 @@ def test_the_kernels_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [step["step"] for step in result["steps"]] == ["decode 1", "decode 2", "prefill 33"]
     assert result["steps"][0]["floor_ratio"] > 0
     assert result["machine"]["before"]["read_gb_s"] > 0
-    assert run(["bench", "kernels", str(tmp_path), "--executor", "torch"]) == 1
+    assert run(["bench", "kernels", str(tmp_path), "--executor", "torch"]) == 2
     assert "only the native executor" in capsys.readouterr().err

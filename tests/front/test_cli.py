@@ -101,12 +101,12 @@ def test_a_bad_prompt_is_said_on_stderr(capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "message"),
     [
         (["generate", "--temperature", "5"], "temperature must be between 0.0 and 2.0"),
-        (["generate", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+        (["generate", "--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
         (["generate", "--dtype", "int3"], "use one of bfloat16, float32"),
         (["serve", "no/model", "--scheduling-policy", "lifo"], "use one of fcfs, priority, lpm, fair"),
-        (["serve", "--max-num-queued-reqs", "-1"], "max_num_queued_reqs must be at least 0"),
+        (["serve", "--max-num-queued-reqs", "-1"], "--max-num-queued-reqs must be at least 0"),
         (["generate", "--max-num-sequences", "3"], "--max-num-seqs"),
-        (["generate", "--max-tokens", "many"], "is not a whole number"),
+        (["generate", "--max-tokens", "many"], "is not a size: a whole number"),
         (["bench", "throughput"], "--workload"),
         (["frobnicate"], "frobnicate"),
     ],
@@ -123,12 +123,61 @@ def test_wrong_usage_is_exit_code_2_with_the_fix(
 
 def test_deliberate_errors_are_exit_code_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(model: Any, options: Any) -> Any:
-        raise ModelError("no such model: nowhere.gguf")
+        raise ModelError("no such model: no/where")
 
     monkeypatch.setattr(noria.assembly, "build_engine", refuse)
-    assert run(["generate", "nowhere.gguf", "--prompt", "a"]) == 1
+    assert run(["generate", "no/where", "--prompt", "a"]) == 1
     out, err = capsys.readouterr()
-    assert (out, err) == ("", "noria: no such model: nowhere.gguf\n")
+    assert (out, err) == ("", "noria: no such model: no/where\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "--prot", "1"], "Unknown option: --prot. Did you mean --port? See noria serve --help"),
+        (
+            ["generate", "org/m", "hello"],
+            "no place for 'hello'. A prompt is given with --prompt TEXT. See noria generate",
+        ),
+        (["bench", "throughput"], "See noria bench throughput --help"),
+        (["generate", "org/m", "--prompt", "a", "--device", "gpu"], "--device 'gpu' is not supported; use cpu, cuda"),
+        (
+            ["serve", "org/m", "--num-kv-blocks", "4", "--kv-cache-memory-bytes", "1GiB"],
+            "--num-kv-blocks and --kv-cache-memory-bytes both size the KV pool",
+        ),
+        (["serve", "-m", "nosuch"], "no file or directory 'nosuch'"),
+        (["generate", "org/m"], "no prompt: give --prompt TEXT"),
+    ],
+)
+def test_slips_are_told_in_one_line_before_a_model_is_looked_for(
+    arguments: list[str],
+    message: str,
+    engine: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    give_stdin(monkeypatch, "")
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), engine) == ("", 1, [])
+    assert err.startswith("noria: ")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    "command", [["serve"], ["generate", "--prompt", "a"], ["bench", "throughput", "--workload", "w"]]
+)
+def test_a_model_that_does_not_exist_is_wrong_usage_and_nothing_is_begun(
+    command: list[str], engine: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("noria.server.start.serve", lambda *_: pytest.fail("it serves"))
+    for given in (["nosuch.gguf"], ["--model", "nosuch.gguf"]):
+        assert run([*command, *given]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("noria: there is no file or directory 'nosuch.gguf'; a model is a GGUF file")
+        assert err.count("\n") == 1
+    assert engine == []
 
 
 def test_chat_reads_turns_from_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +211,7 @@ def test_bench_prints_one_json_line_last(capsys: pytest.CaptureFixture[str], tmp
 def test_bench_names_the_line_that_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     workload = tmp_path / "w.jsonl"
     workload.write_text('{"prompt": "ab", "max_tokens": 3}\n{"prompt": "ab"}\n')
-    assert run(["bench", "throughput", "--workload", str(workload)]) == 1
+    assert run(["bench", "throughput", "--workload", str(workload)]) == 2
     assert f"{workload}, line 2" in capsys.readouterr().err
 
 
@@ -198,12 +247,12 @@ def test_a_key_that_came_out_empty_opens_the_server_to_nobody(
 ) -> None:
     monkeypatch.setenv("NORIA_API_KEY", "")
     monkeypatch.setattr("noria.server.start.serve", lambda *_: pytest.fail("it serves"))
-    assert run(["serve"]) == 1
+    assert run(["serve"]) == 2
     assert "NORIA_API_KEY is set, but empty" in capsys.readouterr().err
 
 
 def test_a_conversation_refuses_what_it_could_not_show(engine: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--n", "3"], ["--logprobs", "2"]):
-        assert run(["chat", *arguments]) == 1
+        assert run(["chat", *arguments]) == 2
         assert "leave out --n and --logprobs" in capsys.readouterr().err
     assert engine == [], "before anything is loaded"

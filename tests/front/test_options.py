@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from cyclopts import App
-from hypothesis import given
-from hypothesis import strategies as st
 
-from noria.cli.options import SAMPLING_HELP, WITHOUT_A_FLAG, GivenSampling, UsageError, parse_count, takes_options
+from noria.cli.options import SAMPLING_HELP, WITHOUT_A_FLAG, GivenSampling, UsageError, takes_options
 from noria.config import EngineOptions, ServerOptions
 from noria.errors import OptionError
 from noria.sampling import SamplingParams
@@ -100,29 +98,10 @@ def test_sampling_flags() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("4096", 4096), ("8k", 8000), ("2M", 2_000_000), ("1.5KiB", 1536), ("4GiB", 2**32), ("1gb", 10**9), ("-3", -3)],
-)
-def test_counts_may_have_units(text: str, value: int) -> None:
-    assert parse_count(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "k", "4x", "1.5", "1.2345k", "4 5", "0x10", "1e3", "nan", "--5"])
-def test_what_is_no_count(text: str) -> None:
-    with pytest.raises(ValueError, match="not a whole number"):
-        parse_count(text)
-
-
-@given(st.integers())
-def test_plain_integers_are_themselves(value: int) -> None:
-    assert parse_count(str(value)) == value
-
-
 def test_values_out_of_bounds_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match="temperature must be between"):
+    with pytest.raises(UsageError, match=r"^--temperature must be between"):
         parse(["--temperature", "5"])
-    with pytest.raises(UsageError, match="max_num_seqs must be at least 1"):
+    with pytest.raises(UsageError, match=r"^--max-num-seqs must be at least 1"):
         parse(["--max-num-seqs", "0"])
 
 
@@ -132,8 +111,8 @@ def test_values_out_of_bounds_are_usage_errors() -> None:
         (["--scheduling-policy", "lifo"], "no scheduling policy 'lifo'.*use one of fcfs, priority, lpm, fair"),
         (["--scheduling-policy", "no.such.module:Policy"], "no scheduling policy 'no.such.module:Policy'"),
         (["--scheduling-policy", "noria.errors:NoriaError"], "not a subclass of noria.core.policies.base.Policy"),
-        (["--max-prefill-share", "0"], "max_prefill_share must be above 0"),
-        (["--watermark", "1.5"], "watermark is a share"),
+        (["--max-prefill-share", "0"], "^--max-prefill-share must be above 0"),
+        (["--watermark", "1.5"], "^--watermark is a share"),
     ],
 )
 def test_what_the_scheduler_could_not_work_with_is_a_usage_error(arguments: list[str], message: str) -> None:

@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     ("options", "message"),
     [
         ({"dtype": "float16"}, "dtype 'float16' is not supported; use one of bfloat16, float32"),
-        ({"dtype": "float32", "device": "abacus"}, "device 'abacus' is not one torch knows"),
+        ({"dtype": "float32", "device": "abacus"}, "device 'abacus' is not supported; use cpu"),
         ({"dtype": "float32", "device": "meta"}, "device 'meta' is not supported; use cpu, cuda or cuda:N"),
     ],
 )

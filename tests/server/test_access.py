@@ -169,7 +169,7 @@ def test_keys_are_in_no_log_and_no_answer(guarded: Server) -> None:
     assert "secret" not in said
 
 
-def test_a_key_on_the_command_line_is_hidden_from_the_list_of_processes() -> None:
+def test_a_key_on_the_command_line_is_hidden_from_the_list_of_processes(default_model_path: Path) -> None:
     arguments = [
         "noria.cli",
         "serve",
@@ -179,7 +179,7 @@ def test_a_key_on_the_command_line_is_hidden_from_the_list_of_processes() -> Non
         "my-own-secret",
         "--admin-api-key",
         "root-secret",
-        "x",
+        str(default_model_path),
     ]
     with running(arguments, wait=False) as server:
         shown = Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
@@ -249,7 +249,7 @@ def test_a_certificate_that_cannot_be_used_is_said_at_once(certificate: tuple[st
     command = [sys.executable, "-m", "noria.cli", "serve", "--port", "0", "--ssl-certfile", cert, "--ssl-keyfile"]
     done = subprocess.run([*command, "/no/such" if wrong == "missing" else key], capture_output=True, text=True)
     assert done.returncode != 0
-    assert "ssl_keyfile" in done.stderr
+    assert "--ssl-keyfile" in done.stderr
     assert "Traceback" not in done.stderr
 
 

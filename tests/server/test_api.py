@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from serving import running_server
 
 import noria
 
@@ -135,6 +136,27 @@ def test_unknown_fields_are_accepted_and_named(server):
     assert "x-noria-ignored-fields" not in server.complete(prompt="x", max_tokens=1, user="me").headers
     streamed = server.complete(prompt="x", max_tokens=1, zebra=1, stream=True)
     assert streamed.headers["x-noria-ignored-fields"] == "zebra"
+
+
+def test_strict_fields_refuse_what_nobody_knows():
+    with running_server(server={"strict_fields": True}) as server:
+        refused = server.complete(prompt="x", max_tokens=1, temprature=0)
+        assert refused.status == 400
+        assert refused.error == {
+            "message": "there is no field 'temprature'; did you mean temperature? (the server has --strict-fields)",
+            "type": "invalid_request_error",
+            "param": "temprature",
+            "code": "unknown_parameter",
+        }
+        option = server.chat(max_tokens=1, stream=True, stream_options={"include_usages": True}).error
+        assert option["param"] == "stream_options.include_usages"
+        assert "did you mean stream_options.include_usage?" in option["message"]
+        long = server.complete(prompt="x", **{"z" * 10_000: 1}).error
+        assert "leave it out" in long["message"]
+        assert len(long["param"]) < 100
+        assert server.request("POST", "/tokenize", {"prompt": "x", "promt": "y"}).error["param"] == "promt"
+        # Known and without an effect, or not supported at a value that changes nothing: both are known.
+        assert server.complete(prompt="x", max_tokens=1, user="me", suffix="", logprobs=None).status == 200
 
 
 def test_names_of_unknown_fields_cannot_break_the_header(server):

@@ -8,12 +8,15 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from noria.errors import ModelError
+from noria import assembly
+from noria.config import EngineOptions
+from noria.errors import ModelError, OptionError
 from noria.server.scripted import open_scripted
-from noria.server.start import Launch, Served
+from noria.server.start import Launch, Served, _check_certificate
 
 
 def test_the_engine_starts_before_anything_heavy_is_imported() -> None:
@@ -99,3 +102,20 @@ def test_a_server_may_have_more_connections_than_a_process_has_at_first():
     soft, hard, most = map(int, re.findall(r"-?\d+", printed))
     assert hard == most
     assert soft > 256 or most == 256
+
+
+def test_certificates_that_cannot_be_used_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("junk")
+    with pytest.raises(OptionError, match=r"^ssl_keyfile \S*key.pem: No such file or directory"):
+        _check_certificate(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
+    (tmp_path / "key.pem").write_text("junk")
+    with pytest.raises(OptionError, match="are not a certificate and its private key, both in PEM form"):
+        _check_certificate(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
+
+
+def test_a_length_beyond_the_model_s_is_told_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=8192))
+    monkeypatch.setattr(assembly, "open_model", lambda *_, **__: files)
+    monkeypatch.setattr(assembly, "create_executor", lambda *_, **__: pytest.fail("it loads"))
+    with pytest.raises(OptionError, match="more than the 8192 tokens that the model supports"):
+        assembly.build_core("model", EngineOptions(max_model_len=9000), report=lambda line: None)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from noria import __version__
 from noria.cli.bench_compare import compare
@@ -21,7 +21,8 @@ from noria.cli.conformance import conformance
 from noria.cli.generate import generate
 from noria.cli.options import UsageError, takes_options
 from noria.cli.serve import serve
-from noria.errors import NoriaError
+from noria.cli.values import with_flags
+from noria.errors import NoriaError, OptionError, RequestError
 
 app = App(
     name="noria",
@@ -47,10 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     try:
-        app(list(arguments), result_action="return_value")
+        app(list(arguments), result_action="return_value", exit_on_error=False, print_error=False)
         sys.stdout.flush()
+    except CycloptsError as error:
+        return _fail(_usage(error), 2)
     except UsageError as error:
         return _fail(str(error), 2)
+    except (OptionError, RequestError) as error:
+        return _fail(with_flags(str(error)), 2)
     except NoriaError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
@@ -58,9 +63,21 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of our output has gone: `noria generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would complain again
         return 1
-    except SystemExit as stop:  # how the argument parser ends after a usage error (2)
+    except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     return 0
+
+
+def _usage(error: CycloptsError) -> str:
+    """What the parser has against a command line, in one line, and where to look."""
+    command = " ".join(("noria", *(error.command_chain or ())))
+    message = str(error)
+    if isinstance(error, UnusedCliTokensError):
+        message = f"there is no place for {' '.join(error.unused_tokens or ())!r}."
+        if command == "noria generate":
+            message += " A prompt is given with --prompt TEXT."
+    end = "" if message.endswith((".", "?")) else "."
+    return f"{' '.join(message.split())}{end} See {command} --help"
 
 
 def _fail(message: str, code: int) -> int:

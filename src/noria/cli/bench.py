@@ -78,10 +78,12 @@ def throughput(
 
 @bench.command
 def serve(
-    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.")],
+    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.", metavar="URL")],
     *,
     workload: Annotated[Path, Parameter(help='JSON lines of {"arrival_s", "prompt": text or ids, "max_tokens"}.')],
-    model: Annotated[str | None, Parameter(help="The model's name there. Default: the first it lists.")] = None,
+    model: Annotated[
+        str | None, Parameter(help="The model's name there. Default: the first it lists.", metavar="NAME")
+    ] = None,
     rate_scale: Annotated[float, Parameter(help="Stretches arrivals: 2 halves the rate.")] = 1.0,
     label: Label = "noria",
 ) -> None:
@@ -106,7 +108,7 @@ def serve(
 
 @bench.command
 def disturb(
-    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.")],
+    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.", metavar="URL")],
     *,
     workload: Annotated[Path, Parameter(help='JSON lines of {"arrival_s", "prompt": text or ids, "max_tokens"}.')],
     disturbance: Annotated[
@@ -117,8 +119,12 @@ def disturb(
         ),
     ],
     pairs: Annotated[int, Parameter(help="Runs of the workload: alone, disturbed, alone, disturbed, ...")] = 5,
-    pause_s: Annotated[float, Parameter(help="Between a disturbing request's answer and the next one.")] = 0.5,
-    model: Annotated[str | None, Parameter(help="The model's name there. Default: the first it lists.")] = None,
+    pause_s: Annotated[
+        float, Parameter(help="Between a disturbing request's answer and the next one.", metavar="SECONDS")
+    ] = 0.5,
+    model: Annotated[
+        str | None, Parameter(help="The model's name there. Default: the first it lists.", metavar="NAME")
+    ] = None,
     label: Label = "noria",
     log_level: LogLevel = "info",
 ) -> None:
@@ -137,13 +143,17 @@ def disturb(
 
 @bench.command
 def overload(
-    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.")],
+    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.", metavar="URL")],
     *,
     pool_tokens: Annotated[int, Parameter(help="How many tokens the server's KV memory holds.")],
     working_set: Annotated[float, Parameter(help="What open requests grow to, as a multiple of that.")] = 2.0,
-    duration_s: Annotated[float, Parameter(help="How long to send.")] = 600.0,
-    drain_s: Annotated[float, Parameter(help="How long to wait for the rest; what is open then is hung.")] = 120.0,
-    window_s: Annotated[float, Parameter(help="Tokens are counted in windows of this length.")] = 30.0,
+    duration_s: Annotated[float, Parameter(help="How long to send.", metavar="SECONDS")] = 600.0,
+    drain_s: Annotated[
+        float, Parameter(help="How long to wait for the rest; what is open then is hung.", metavar="SECONDS")
+    ] = 120.0,
+    window_s: Annotated[
+        float, Parameter(help="Tokens are counted in windows of this length.", metavar="SECONDS")
+    ] = 30.0,
     prompt_tokens: Annotated[tuple[int, int], Parameter(help="Fewest and most tokens of a prompt.", negative=())] = (
         64,
         512,
@@ -153,13 +163,19 @@ def overload(
         256,
     ),
     token_ids: Annotated[tuple[int, int], Parameter(help="Least and greatest token id.", negative=())] = (100, 40_000),
-    giant_every_s: Annotated[float, Parameter(help="Send one giant prompt this often; 0: never.")] = 60.0,
+    giant_every_s: Annotated[
+        float, Parameter(help="Send one giant prompt this often; 0: never.", metavar="SECONDS")
+    ] = 60.0,
     giant_tokens: Annotated[int, Parameter(help="How long it is.")] = 2048,
-    burst_every_s: Annotated[float, Parameter(help="Send 8 short urgent requests this often; 0: never.")] = 45.0,
+    burst_every_s: Annotated[
+        float, Parameter(help="Send 8 short urgent requests this often; 0: never.", metavar="SECONDS")
+    ] = 45.0,
     abort_share: Annotated[float, Parameter(help="Share of streams that the client cuts after a few tokens.")] = 0.1,
     priority: Annotated[bool, Parameter(help="Say priorities: -10 for urgent requests, 0 for others.")] = False,
     seed: Annotated[int, Parameter(help="What is sent depends on it.")] = 0,
-    model: Annotated[str | None, Parameter(help="The model's name there. Default: the first it lists.")] = None,
+    model: Annotated[
+        str | None, Parameter(help="The model's name there. Default: the first it lists.", metavar="NAME")
+    ] = None,
     label: Label = "noria",
     log_level: LogLevel = "info",
 ) -> None:
@@ -235,8 +251,8 @@ def front(
     *,
     streams: Annotated[int, Parameter(help="Streams at once.")] = 64,
     tokens: Annotated[int, Parameter(help="Tokens of each stream.")] = 500,
-    step_s: Annotated[float, Parameter(help="How long a step of the scripted engine takes.")] = 0.02,
-    idle_s: Annotated[float, Parameter(help="How long to watch the idle server afterwards.")] = 10.0,
+    step_s: Annotated[float, Parameter(help="How long a step of the scripted engine takes.", metavar="SECONDS")] = 0.02,
+    idle_s: Annotated[float, Parameter(help="How long to watch the idle server afterwards.", metavar="SECONDS")] = 10.0,
     label: Label = "noria",
 ) -> None:
     """Measure what HTTP and text cost without a model, and what an idle server costs. Prints one JSON line."""

@@ -12,12 +12,16 @@ from noria.logs import log_to_stderr
 
 def compare(
     *,
-    ours: Annotated[str, Parameter(help="A shell command whose last line of output is one JSON object.")],
-    peer: Annotated[str, Parameter(help="Another, with the same fields.")],
+    ours: Annotated[
+        str, Parameter(help="A shell command whose last line of output is one JSON object.", metavar="COMMAND")
+    ],
+    peer: Annotated[str, Parameter(help="Another, with the same fields.", metavar="COMMAND")],
     runs: Annotated[int, Parameter(help="Pairs: ours, the peer, ours, the peer, ...")] = 5,
     field: Annotated[
         tuple[str, ...],
-        Parameter(help="What to compare; repeatable. Default: all numbers that both have.", negative=()),
+        Parameter(
+            help="What to compare; repeatable. Default: all numbers that both have.", negative=(), metavar="NAME..."
+        ),
     ] = (),
     label: Label = "noria",
     log_level: LogLevel = "info",

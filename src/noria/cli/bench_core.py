@@ -16,7 +16,7 @@ __all__ = ["bench"]
 @bench.command
 def scheduler(
     *,
-    policy: Annotated[str, Parameter(help="The scheduling policy.")] = "fcfs",
+    policy: Annotated[str, Parameter(help="The scheduling policy.", metavar="POLICY")] = "fcfs",
     rounds: Annotated[int, Parameter(help="Medians are taken over so many.")] = 9,
     label: Label = "noria",
 ) -> None:

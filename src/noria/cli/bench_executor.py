@@ -97,7 +97,8 @@ def determinism(
     dtype: Annotated[Literal["bfloat16", "float32"], Parameter(help="The model's precision.")] = "bfloat16",
     executor: Annotated[Literal["auto", "native", "torch"], Parameter(help="What computes the model.")] = "auto",
     url: Annotated[
-        str | None, Parameter(help="Probe the answers of this server (any OpenAI-compatible one) instead.")
+        str | None,
+        Parameter(help="Probe the answers of this server (any OpenAI-compatible one) instead.", metavar="URL"),
     ] = None,
     label: Label = "noria",
     log_level: LogLevel = "warning",

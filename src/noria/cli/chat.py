@@ -25,7 +25,7 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D ends, Ctrl-C stops an a
 def chat(
     model: ModelArgument = None,
     *,
-    system: Annotated[str | None, Parameter(help="A system message to begin with.")] = None,
+    system: Annotated[str | None, Parameter(help="A system message to begin with.", metavar="TEXT")] = None,
     log_level: LogLevel = "info",
     sampling: GivenSampling,
     engine: EngineOptions,

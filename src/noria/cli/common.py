@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 ModelArgument: TypeAlias = Annotated[
     str | None,
     Parameter(
-        help="A GGUF file, a Hugging Face directory, or a hub id such as org/name. Default: a small one, fetched once."
+        help="A GGUF file, a Hugging Face directory, or a hub id such as org/name. Default: a small one, fetched once.",
+        alias="-m",
     ),
 ]
 LogLevel: TypeAlias = Annotated[
     Literal["debug", "info", "warning", "error"],
     Parameter(help="How much the log on stderr says.", env_var="NORIA_LOG_LEVEL"),
 ]
-Label: TypeAlias = Annotated[str, Parameter(help="A name for the result.")]
+Label: TypeAlias = Annotated[str, Parameter(help="A name for the result.", metavar="NAME")]
 
 
 def print_result(result: Mapping[str, object], machine: MachineWatch) -> None:

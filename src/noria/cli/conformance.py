@@ -9,16 +9,24 @@ from cyclopts import Parameter
 
 
 def conformance(
-    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.")],
+    url: Annotated[str, Parameter(help="Where the server is: http://127.0.0.1:8000.", metavar="URL")],
     *,
-    model: Annotated[str | None, Parameter(help="The model's name there. Default: the first it lists.")] = None,
-    api_key: Annotated[str | None, Parameter(help="The key that it wants.", env_var="NORIA_API_KEY")] = None,
+    model: Annotated[
+        str | None, Parameter(help="The model's name there. Default: the first it lists.", metavar="NAME")
+    ] = None,
+    api_key: Annotated[
+        str | None, Parameter(help="The key that it wants.", env_var="NORIA_API_KEY", metavar="KEY")
+    ] = None,
     json: Annotated[bool, Parameter(help="Print one JSON object.", negative=(), show_default=False)] = False,
     only: Annotated[
         tuple[str, ...],
-        Parameter(help="Names of checks or themes; repeatable, * stands for any text. Default: all.", negative=()),
+        Parameter(
+            help="Names of checks or themes; repeatable, * stands for any text. Default: all.",
+            negative=(),
+            metavar="NAME...",
+        ),
     ] = (),
-    timeout_s: Annotated[float, Parameter(help="How long to wait for each answer.")] = 60.0,
+    timeout_s: Annotated[float, Parameter(help="How long to wait for each answer.", metavar="SECONDS")] = 60.0,
 ) -> None:
     """Check a running server (any OpenAI-compatible one) from outside. Exit code 1 if a check fails."""
     from dataclasses import replace

@@ -27,7 +27,13 @@ def generate(
     *,
     prompt: Annotated[
         tuple[str, ...],
-        Parameter(help="Text to complete; repeatable.", negative=(), show_default=False, allow_leading_hyphen=True),
+        Parameter(
+            help="Text to complete; repeatable.",
+            negative=(),
+            metavar="TEXT...",
+            show_default=False,
+            allow_leading_hyphen=True,
+        ),
     ] = (),
     prompt_file: Annotated[Path | None, Parameter(help="A file whose whole text is one more prompt.")] = None,
     json: Annotated[bool, Parameter(help="Print one JSON object per prompt.", negative=(), show_default=False)] = False,
@@ -65,9 +71,10 @@ def _read_prompts(prompts: Iterable[str], prompt_file: Path | None) -> list[str]
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--prompt-file {prompt_file}: {getattr(error, 'strerror', None) or error}") from error
     if not found:
-        if sys.stdin.isatty():
+        text = "" if sys.stdin.isatty() else sys.stdin.read()
+        if not text:
             raise UsageError("no prompt: give --prompt TEXT, --prompt-file FILE, or text on standard input")
-        found.append(sys.stdin.read())
+        found.append(text)
     return found
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import re
-from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
-from typing import Annotated, Any, get_args, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
-from cyclopts import Group, Parameter, Token
+from cyclopts import Group, Parameter
 
-from noria.config import EngineOptions, ServerOptions
-from noria.errors import NoriaError, OptionError, RequestError
+from noria.cli.values import converter, with_flags
+from noria.config import EngineOptions, ServerOptions, shown_default, value_name
+from noria.errors import ModelError, NoriaError, OptionError, RequestError
+from noria.files.locate import check_model
 from noria.sampling import SamplingParams
 
 ENVIRONMENT_PREFIX = "NORIA_"
@@ -48,12 +48,25 @@ SAMPLING_HELP = {
     "skip_special_tokens": "Leave special tokens out of the text.",
 }
 
-ENGINE_GROUP = Group("Engine options", sort_key=2)
-SAMPLING_GROUP = Group("Sampling options", sort_key=1)
-SERVER_GROUP = Group("Server options", sort_key=1)
+SAMPLING_VALUES = {"max_tokens": "SIZE", "min_tokens": "SIZE", "stop": "TEXT"}
+"""What stands for their values in help; INT or FLOAT for the others."""
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+SIZE_HELP = "A SIZE may have a unit: 4096, 8k (8,000), 2M, 4GiB (KiB and MiB likewise)."
+VARIABLE_HELP = "Each may be an environment variable instead: {flag} is {variable}."
+
+ENGINE_GROUP = Group(
+    "Engine options",
+    sort_key=2,
+    help=f"{VARIABLE_HELP.format(flag='--max-num-seqs', variable='NORIA_MAX_NUM_SEQS')} {SIZE_HELP}",
+)
+SAMPLING_GROUP = Group(
+    "Sampling options",
+    sort_key=1,
+    help="The defaults hold where the model's files recommend nothing else (--generation-config).",
+)
+SERVER_GROUP = Group(
+    "Server options", sort_key=1, help=VARIABLE_HELP.format(flag="--max-body-bytes", variable="NORIA_MAX_BODY_BYTES")
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,29 +87,11 @@ class UsageError(NoriaError):
     """The command line is wrong: exit code 2."""
 
 
-def parse_count(text: str) -> int:
-    """A whole number, perhaps with a unit: 4096, 8k (8,000), 2M, 1.5GiB. Raises ValueError."""
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([a-z]*)", text.strip().lower().replace("_", ""))
-    if found is None or found[2] not in _UNITS:
-        raise ValueError(f'"{text}" is not a whole number such as 4096, 8k, 2M or 4GiB')
-    value = Fraction(found[1]) * _UNITS[found[2]]
-    if value.denominator != 1:
-        raise ValueError(f'"{text}" is not a whole number')
-    return value.numerator
-
-
-def _convert_count(type_: Any, tokens: Sequence[Token]) -> int | None:
-    text = tokens[0].value
-    if text.lower() == "none" and type(None) in get_args(type_):
-        return None
-    return parse_count(text)
-
-
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameters of type EngineOptions and GivenSampling by one flag for each of their fields.
 
     Both have a `seed`: where a command takes both, `--seed` is that of its own requests, which leaves the engine's
-    without a use.
+    without a use. The `model` of a command that takes EngineOptions is looked at first, so far as that takes no time.
     """
     hints = get_type_hints(command, include_extras=True)
     own: list[inspect.Parameter] = []
@@ -123,6 +118,11 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
                 if build is EngineOptions:
                     _check_policy(kwargs[name])
             except (OptionError, RequestError) as error:
+                raise UsageError(with_flags(str(error))) from error
+        if EngineOptions in hints.values():  # whoever has an engine has a model; its name is looked at before all else
+            try:
+                check_model(args[0] if args else kwargs.get("model"), needs_text=command.__name__ != "kernels")
+            except ModelError as error:
                 raise UsageError(str(error)) from error
         command(*args, **kwargs)
 
@@ -147,10 +147,12 @@ def _option_parameters(options: type[EngineOptions | ServerOptions], group: Grou
             spec.name,
             hints[spec.name],
             spec.default,
+            value_name(spec),
             group=group,
             help=spec.metadata["help"],
             alias=spec.metadata["aliases"],
             env_var=ENVIRONMENT_PREFIX + spec.name.upper(),
+            show_env_var=False,  # the head of the group tells them all
         )
         for spec in dataclasses.fields(options)
     ]
@@ -159,20 +161,31 @@ def _option_parameters(options: type[EngineOptions | ServerOptions], group: Grou
 def _sampling_parameters() -> list[inspect.Parameter]:
     hints = get_type_hints(SamplingParams)
     return [
-        _parameter(spec.name, hints[spec.name], spec.default, group=SAMPLING_GROUP, help=SAMPLING_HELP[spec.name])
+        _parameter(
+            spec.name,
+            hints[spec.name],
+            spec.default,
+            SAMPLING_VALUES.get(spec.name, "FLOAT" if hints[spec.name] is float else "INT"),
+            group=SAMPLING_GROUP,
+            help=SAMPLING_HELP[spec.name],
+        )
         for spec in msgspec.structs.fields(SamplingParams)
         if spec.name not in WITHOUT_A_FLAG
     ]
 
 
-def _parameter(name: str, hint: Any, default: Any, **settings: Any) -> inspect.Parameter:
+def _parameter(name: str, hint: Any, default: Any, value: str, **settings: Any) -> inspect.Parameter:
+    """One flag. `value` is what stands for its value in the help, and decides how that is read."""
+    shown = shown_default(name, default).replace("True", "on").replace("False", "")  # a switch is off, of course
+    settings["show_default"] = (lambda _: shown) if shown else False
+    is_many = any(get_origin(part) is tuple for part in (hint, *get_args(hint)))
     if hint is bool:
         settings["negative"] = f"--no-{name.replace('_', '-')}"
-    elif hint in (int, int | None):
-        settings["converter"] = _convert_count
     else:
-        settings["negative"] = ()
+        settings |= {"negative": (), "metavar": f"{value}..." if is_many else value}
+        if not is_many:
+            settings["converter"] = converter(value)
     if default == ():
-        settings |= {"show_default": False, "allow_leading_hyphen": True}  # texts may begin with one
+        settings["allow_leading_hyphen"] = True  # texts may begin with one
     annotation = Annotated[hint, Parameter(**settings)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

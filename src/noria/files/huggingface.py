@@ -22,6 +22,7 @@ from noria.errors import ModelFileError, UnsupportedError
 from noria.files.fields import Fields, read_json, short
 from noria.files.fp8 import FP8_ENCODINGS, is_activation_scale, scaled, scales_of
 from noria.files.generation import read_json_defaults
+from noria.files.locate import gguf_hint, require_config, tokenizer_path
 from noria.files.model import HostTensor, ModelConfig, RawTensor, TensorInfo, TokenizerFiles
 from noria.files.model_config import config_from_json
 from noria.files.quantization import read_quantization
@@ -42,9 +43,7 @@ class HuggingFaceModel:
         cannot be read."""
         self.path = path
         self.name = name or path.resolve().name
-        config_path = path / "config.json"
-        if not config_path.is_file():
-            raise ModelFileError(f"{path} is not a model directory: config.json is missing{_gguf_hint(path)}")
+        config_path = require_config(path)
         self._config_values = read_json(config_path)
         self._quantization = read_quantization(Fields(self._config_values, str(config_path)))
         self.config: ModelConfig = config_from_json(self._config_values, str(config_path))
@@ -96,14 +95,8 @@ class HuggingFaceModel:
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
-        tokenizer_json = self.path / "tokenizer.json"
-        if not tokenizer_json.is_file():
-            raise ModelFileError(
-                f"{self.path} has no tokenizer.json; if it has other tokenizer files, transformers can write it: "
-                "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-            )
         return TokenizerFiles(
-            tokenizer_json=tokenizer_json,
+            tokenizer_json=tokenizer_path(self.path),
             tokenizer_config=self._tokenizer_config.values,
             chat_template=self._read_chat_template(),
         )
@@ -242,10 +235,5 @@ def _no_weights(directory: Path, present: list[str]) -> ModelFileError | Unsuppo
             "transformers can convert it: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OTHER)"
         )
     return ModelFileError(
-        f"{directory} holds no weights: {SINGLE_NAME} is missing, and so is {INDEX_NAME}{_gguf_hint(directory)}"
+        f"{directory} holds no weights: {SINGLE_NAME} is missing, and so is {INDEX_NAME}{gguf_hint(directory)}"
     )
-
-
-def _gguf_hint(directory: Path) -> str:
-    found = sorted(path.name for path in directory.glob("*.gguf"))
-    return f"; to run the GGUF file in it, name the file: {directory / found[0]}" if found else ""

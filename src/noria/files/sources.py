@@ -10,10 +10,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from noria.errors import ModelError, UnsupportedError
 from noria.files.gguf import GgufModel
 from noria.files.huggingface import HuggingFaceModel
-from noria.files.locate import KINDS, locate_model, report_to_stderr
+from noria.files.locate import kind_of, locate_model, report_to_stderr
 from noria.files.model import ModelFiles
 
 
@@ -34,19 +33,4 @@ def open_model(
 
 
 def _open_path(path: Path, name: str) -> ModelFiles:
-    if path.is_dir():
-        return HuggingFaceModel(path, name=name)
-    if path.suffix.lower() == ".gguf" or _begins_like_gguf(path):
-        return GgufModel(path, name=name)
-    if path.suffix == ".safetensors" or path.name == "config.json":
-        raise UnsupportedError(f"{path} is one file of a model; name its directory: {path.parent}")
-    raise UnsupportedError(f"{path} is not a GGUF file; supported are {KINDS}")
-
-
-def _begins_like_gguf(path: Path) -> bool:
-    """Blobs of download caches have no suffix."""
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    return HuggingFaceModel(path, name=name) if kind_of(path) == "huggingface" else GgufModel(path, name=name)

@@ -15,7 +15,7 @@ from noria.errors import OptionError
 from noria.kv_layout import KVLayout
 from noria.runner.free_memory import free_memory_bytes
 
-__all__ = ["KvPoolSize", "format_bytes", "free_memory_bytes", "size_kv_pool"]
+__all__ = ["KvPoolSize", "format_bytes", "free_memory_bytes", "longest_wanted", "size_kv_pool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class KvPoolSize:
     num_blocks: int
     max_model_len: int
     explanation: str
+    is_beyond_memory: bool = False
+    """It was asked for, and is more than what is free now."""
 
 
 def size_kv_pool(
@@ -41,7 +43,7 @@ def size_kv_pool(
     Raises `OptionError` when options exclude each other, when an explicit `max_model_len` is more than the model
     supports, or when there is no room for one block of each group.
     """
-    wanted_len = _wanted_len(options, model_max_len)
+    wanted_len = longest_wanted(options, model_max_len)
     block_bytes = options.block_size * kv_bytes_per_token
     layout = KVLayout(options.block_size, kv_windows, options.max_num_batched_tokens)
     num_blocks, reason = _num_blocks(options, layout, wanted_len, block_bytes, free_bytes)
@@ -61,10 +63,12 @@ def size_kv_pool(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         explanation=_explain(options, layout, num_blocks, max_model_len, wanted_len, block_bytes, free_bytes, reason),
+        is_beyond_memory=(num_blocks + 1) * block_bytes > free_bytes,
     )
 
 
-def _wanted_len(options: EngineOptions, model_max_len: int) -> int:
+def longest_wanted(options: EngineOptions, model_max_len: int) -> int:
+    """The length of sequences that is asked for, or the model's. Raises `OptionError` if it is beyond the model's."""
     if options.max_model_len is None:
         return model_max_len
     if options.max_model_len > model_max_len:
@@ -80,8 +84,6 @@ def _num_blocks(
 ) -> tuple[int, str]:
     """Number of blocks without the null block (whose bytes count too), and where the number comes from."""
     if options.num_kv_blocks is not None:
-        if options.kv_cache_memory_bytes is not None:
-            raise OptionError("num_kv_blocks and kv_cache_memory_bytes both size the KV pool; set one of them")
         return options.num_kv_blocks, "num_kv_blocks"
     if options.kv_cache_memory_bytes is not None:
         size = options.kv_cache_memory_bytes

@@ -1,14 +1,15 @@
 """What clients send: request bodies as msgspec structs, and how bytes become one of them.
 
 Decoding goes in three steps: bytes to plain JSON values (strict: no NaN, no number beyond a float's range, no lone
-surrogate), unknown fields set aside (they are named in a response header), the rest converted to the struct of the
-endpoint. Every problem is an `ApiError` 400 that names the field. Fields that OpenAI or other servers know and we do
-not support yet are refused by name, unless they have a value that changes nothing. What a value means is the business
-of the endpoints (`noria.server.api`) and of `SamplingParams`.
+surrogate), unknown fields set aside (they are named in a response header) or refused (--strict-fields), the rest
+converted to the struct of the endpoint. Every problem is an `ApiError` 400 that names the field. Fields that OpenAI or
+other servers know and we do not support yet are refused by name, unless they have a value that changes nothing. What a
+value means is the business of the endpoints (`noria.server.api`) and of `SamplingParams`.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any, TypeVar
 
@@ -132,11 +133,14 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
 }
 """Known fields that are refused, with the values (besides null) at which they change nothing."""
 
+MAX_NAME_CHARACTERS = 64
+"""Of an unknown field's name in an error."""
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
-    """The body, and the names of fields that nobody here knows. Raises `ApiError`."""
+def decode_body(raw: bytes, kind: type[Body], *, is_strict: bool = False) -> tuple[Body, list[str]]:
+    """The body, and the names of fields that nobody here knows, of which a strict one has none. Raises `ApiError`."""
     if not raw or raw.isspace():
         raise ApiError(400, f"the body is empty: {_expected(kind)} was expected", code="invalid_json")
     try:
@@ -159,6 +163,8 @@ def decode_body(raw: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
             ignored.append(name)
         elif value is not None and value not in _NOT_YET[name]:
             raise ApiError(400, f"{name} is not supported yet", param=name, code="unsupported_parameter")
+    if is_strict and ignored:
+        raise _unknown_field(ignored[0], known)
     try:
         return msgspec.convert(values, kind), ignored
     except msgspec.ValidationError as error:
@@ -169,6 +175,14 @@ def _expected(kind: type[msgspec.Struct]) -> str:
     """What a body must be, in words."""
     required = [field.encode_name for field in msgspec.structs.fields(kind) if field.required]
     return "a JSON object" + (f" with at least {' and '.join(required)}" if required else "")
+
+
+def _unknown_field(name: str, known: set[str]) -> ApiError:
+    options = {f"stream_options.{option}" for option in _field_names(StreamOptions)}
+    close = difflib.get_close_matches(name, options if name.startswith("stream_options.") else known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "leave it out"
+    message = f"there is no field {name[:MAX_NAME_CHARACTERS]!r}; {hint} (the server has --strict-fields)"
+    return ApiError(400, message, param=name[:MAX_NAME_CHARACTERS], code="unknown_parameter")
 
 
 def _field_names(kind: type[msgspec.Struct]) -> set[str]:

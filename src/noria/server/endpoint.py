@@ -88,7 +88,7 @@ class GenerationEndpoint:
         state = self._state
         state.check_ready()
         check_json(raw, self.config)
-        body, ignored = decode_body(raw, self._body_type)
+        body, ignored = decode_body(raw, self._body_type, is_strict=self.options.strict_fields)
         model = state.served_model(body.model)
         check_priority(body.priority or 0, self.config)
         return body, self._make_api(body, model, call_id), ignored

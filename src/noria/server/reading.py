@@ -31,6 +31,6 @@ async def read_json(request: Request, kind: type[AnyBody], state: ServerState) -
         raw = held.content or b"{}"
         if state.config is not None:
             check_json(raw, state.config)
-        work = state.text_work.run(partial(decode_body, raw, kind), num_bytes=len(raw))
-        body, ignored = await while_connected(request.receive, work)
+        decode = partial(decode_body, raw, kind, is_strict=state.options.strict_fields)
+        body, ignored = await while_connected(request.receive, state.text_work.run(decode, num_bytes=len(raw)))
     return body, ignored_header(ignored)

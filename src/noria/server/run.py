@@ -142,7 +142,7 @@ class _Server:
         # The terminal is gone, or somebody has new keys for us: no reason to go.
         loop.add_signal_handler(signal.SIGHUP, self._state.keys.reload)
         starting = asyncio.create_task(self._start())
-        logger.info("listening on %s", self._url)
+        logger.info("listening on %s (503 until the model is loaded)", self._url)
         if not self._state.keys.are_needed and self._options.host not in ("127.0.0.1", "::1", "localhost"):
             logger.warning("there are no API keys: whoever can reach this address can use the server")
         try:

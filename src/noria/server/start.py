@@ -154,10 +154,18 @@ def _check_certificate(certfile: str, keyfile: str | None) -> None:
     def no_password() -> NoReturn:
         raise OptionError(f"ssl_keyfile {keyfile} is encrypted; a server cannot ask for the password")
 
+    for name, path in (("ssl_certfile", certfile), ("ssl_keyfile", keyfile)):
+        try:
+            Path(path or "").read_bytes()
+        except OSError as error:
+            raise OptionError(f"{name} {path}: {error.strerror or error}") from error
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, no_password)
     except OSError as error:  # an ssl.SSLError is one
-        raise OptionError(f"ssl_certfile {certfile} with ssl_keyfile {keyfile} cannot be used: {error}") from error
+        raise OptionError(
+            f"ssl_certfile {certfile} and ssl_keyfile {keyfile} are not a certificate and its private key, both in "
+            f"PEM form ({error})"
+        ) from error
 
 
 def _leave(signum: int, frame: FrameType | None) -> NoReturn:
