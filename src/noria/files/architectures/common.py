@@ -43,17 +43,6 @@ class Different(TypedDict, total=False):
     logits_scale: float
 
 
-MOST_LAYERS = 4096
-
-
-def num_layers_of(fields: Fields, name: str) -> int:
-    """How many layers there are. A damaged number must not pass: lists of that length are made of it."""
-    num_layers = fields.positive_int(name)
-    if num_layers > MOST_LAYERS:
-        raise fields.wrong(name, f"at most {MOST_LAYERS}")
-    return num_layers
-
-
 @dataclass(frozen=True, slots=True)
 class GgufFields:
     """GGUF metadata, `prefix` of the architecture's own fields, and what tensors say about the configuration."""
@@ -68,10 +57,6 @@ class GgufFields:
         """The architecture's field of that name; required without a default."""
         name = self.prefix + name
         return self.fields.positive_int(name) if default is None else self.fields.positive_int(name, default)
-
-    @property
-    def num_layers(self) -> int:
-        return num_layers_of(self.fields, self.prefix + "block_count")
 
     def number(self, name: str, default: float | None = None) -> float:
         name = self.prefix + name
@@ -117,7 +102,7 @@ def decoder_from_json(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.positive_int("intermediate_size"),
-        num_layers=num_layers_of(fields, "num_hidden_layers"),
+        num_layers=fields.positive_int("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=fields.positive_int("num_key_value_heads", num_heads),
         rms_norm_eps=fields.positive_float("rms_norm_eps"),
@@ -140,7 +125,7 @@ def json_windows(fields: Fields, default_types: Callable[[int], bool], *, absent
 
     `default_types` says of each layer whether it is a sliding one, where the file has no `layer_types`.
     """
-    num_layers = num_layers_of(fields, "num_hidden_layers")
+    num_layers = fields.positive_int("num_hidden_layers")
     types = fields.get("layer_types")
     if types is None:
         sliding = [default_types(layer) for layer in range(num_layers)]
@@ -218,7 +203,7 @@ def decoder_from_gguf(name: str, gguf: GgufFields, **different: Unpack[Different
         vocab_size=gguf.integer("vocab_size", gguf.num_embedding_rows),
         hidden_size=gguf.integer("embedding_length"),
         intermediate_size=gguf.integer("feed_forward_length"),
-        num_layers=gguf.num_layers,
+        num_layers=gguf.integer("block_count"),
         num_heads=gguf.integer("attention.head_count"),
         num_kv_heads=gguf.integer("attention.head_count_kv", gguf.integer("attention.head_count")),
         rms_norm_eps=gguf.number("attention.layer_norm_rms_epsilon"),
@@ -258,7 +243,7 @@ def gguf_windows(gguf: GgufFields, period: int | None, *, absent: int | None = N
     `absent`: the window of a file that does not name one; 0 in the file is none.
     """
     name = "attention.sliding_window"
-    num_layers = gguf.num_layers
+    num_layers = gguf.integer("block_count")
     given = gguf.fields.get(gguf.prefix + name)
     window = absent if given is None else gguf.integer(name) if given != 0 else None
     pattern = gguf.fields.get(gguf.prefix + name + "_pattern")

@@ -116,7 +116,7 @@ def _embedding_scale(hidden_size: int) -> float:
 
 def _gguf_query_scale(gguf: GgufFields, *, layers_of_27b: int) -> float:
     """The files do not say; the largest model of each generation, known by its layers, scales by its hidden size."""
-    if gguf.num_layers == layers_of_27b:
+    if gguf.integer("block_count") == layers_of_27b:
         return 1 / math.sqrt(gguf.integer("embedding_length") // gguf.integer("attention.head_count"))
     return 1 / math.sqrt(gguf_head_dim(gguf))
 

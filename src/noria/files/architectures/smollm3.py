@@ -8,7 +8,6 @@ from noria.files.architectures.common import (
     decoder_from_gguf,
     decoder_from_json,
     json_windows,
-    num_layers_of,
 )
 from noria.files.fields import Fields
 from noria.files.model import ModelConfig
@@ -21,7 +20,7 @@ DEFAULT_THETA = 2_000_000.0
 
 def _from_json(fields: Fields) -> ModelConfig:
     """`no_rope_layers` has, despite its name, a 1 for each layer with rotary embedding."""
-    num_layers = num_layers_of(fields, "num_hidden_layers")
+    num_layers = fields.positive_int("num_hidden_layers")
     rotated = fields.get("no_rope_layers")
     if rotated is None:
         unrotated = _unrotated(num_layers, fields.positive_int("no_rope_layer_interval", INTERVAL))
@@ -44,7 +43,7 @@ def _from_gguf(gguf: GgufFields) -> ModelConfig:
         "smollm3",
         gguf,
         rope=rope_from_gguf(gguf.fields, gguf.prefix, {}, default_theta=DEFAULT_THETA),
-        unrotated_layers=_unrotated(gguf.num_layers, INTERVAL),
+        unrotated_layers=_unrotated(gguf.integer("block_count"), INTERVAL),
     )
 
 
