@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from serving import running_server
 
-from models.support import tiny_model
+from models.support import PagedDriver, random_prompts, tiny_model
 from noria.bench import determinism
 from noria.bench.determinism import Matrix, measure_determinism
 from noria.bench.probe import Answer, compare_answers, probe_server
@@ -19,6 +19,7 @@ from noria.bench.watched import ExecutorWrapper
 from noria.cli.app import run
 from noria.config import EngineOptions
 from noria.errors import NoriaError, OptionError
+from noria.fakes.executor import HashExecutor
 from noria.fakes.tokenizer import ByteTokenizer
 from noria.files.huggingface import HuggingFaceModel
 from noria.files.model import ModelFiles
@@ -32,8 +33,9 @@ Fault = Callable[[ForwardBatch, Float32Array], Float32Array]
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    tiny_model("llama").save_pretrained(tmp_path)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A tiny Llama, or the architecture that the test is parametrised with."""
+    tiny_model(getattr(request, "param", "llama")).save_pretrained(tmp_path)
     # It has none, and everything here is token ids.
     monkeypatch.setattr(HuggingFaceModel, "tokenizer", None)
     monkeypatch.setattr(determinism, "load_tokenizer", lambda files: ByteTokenizer())
@@ -65,6 +67,44 @@ def test_the_native_executor_gives_the_same_bits(model: str, dtype: str) -> None
     result = measure_determinism(model, SMALL, dtype=dtype)
     assert (result["cases"], result["different"], result["different_by_case"]) == (48, 0, {})
     assert result["compared"] > 47 * 8 * 6
+
+
+@needs_native
+@pytest.mark.parametrize("model", ["gemma3", "mistral"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_so_it_does_with_windows_in_some_layers_or_in_all(model: str, dtype: str) -> None:
+    """They are of 24 tokens, and prompts go up to 70."""
+    result = measure_determinism(model, SMALL, dtype=dtype)
+    assert (result["cases"], result["different"], result["different_by_case"]) == (48, 0, {})
+    assert result["compared"] > 47 * 8 * 6
+
+
+@needs_native
+@pytest.mark.parametrize("model", ["gemma3", "mistral"], indirect=True)
+def test_with_windows_one_bit_is_seen_as_well(model: str) -> None:
+    def fault(batch: ForwardBatch, logits: Float32Array) -> Float32Array:
+        """Where windows have moved past something, unless it was in the same step."""
+        return nudged(logits) if len(batch.token_ids) < 40 and (batch.context_len > 48).any() else logits
+
+    matrix = Matrix(num_sequences=8, num_new_tokens=6, longest_prompt=70, budgets=(16, 100), threads=(1,))
+    result = measure_determinism(model, matrix, dtype="float32", make_executor=with_fault(fault))
+    assert 0 < result["different"] < result["compared"]
+
+
+@pytest.mark.parametrize("windows", [(None,), (1,), (2,), (16,), (40, None), (3, 17)])
+def test_logits_are_filed_under_all_the_tokens_before(windows: tuple[int | None, ...]) -> None:
+    """By the model of the tests, whose logits are a hash of what its windows see: other tokens, other digests."""
+    ledger = determinism.Ledger()
+    executor = determinism.RecordingExecutor(HashExecutor(kv_windows=windows), ledger, seed=4)
+    seen = {}
+    for i, prompt in enumerate(random_prompts([50, 50, 33, 1], vocab_size=64)):
+        for chunk in (50, 7, 16):
+            ledger.first.clear()
+            PagedDriver(executor, num_blocks=8, block_size=16).logits([prompt], [chunk])
+            assert len(ledger.first) == len(prompt)
+            assert seen.setdefault(i, dict(ledger.first)) == ledger.first
+    if max(window or 99 for window in windows) > 1:
+        assert not set(seen[0]) & set(seen[1])
 
 
 @needs_native
