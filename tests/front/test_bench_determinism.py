@@ -91,6 +91,21 @@ def test_with_windows_one_bit_is_seen_as_well(model: str) -> None:
     assert 0 < result["different"] < result["compared"]
 
 
+@pytest.mark.parametrize("model", ["mistral"], indirect=True)
+@pytest.mark.parametrize(("longest_prompt", "is_told"), [(20, True), (60, False)])
+def test_windows_that_nothing_is_longer_than_are_told(
+    model: str, longest_prompt: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(files: ModelFiles, options: EngineOptions) -> Executor:
+        raise NoriaError("enough")
+
+    with pytest.raises(NoriaError, match="enough"):
+        measure_determinism(
+            model, Matrix(longest_prompt=longest_prompt, num_new_tokens=4), dtype="float32", make_executor=stop
+        )
+    assert ("no sequence is longer than the model's window of 24 tokens" in caplog.text) == is_told
+
+
 @pytest.mark.parametrize("windows", [(None,), (1,), (2,), (16,), (40, None), (3, 17)])
 def test_logits_are_filed_under_all_the_tokens_before(windows: tuple[int | None, ...]) -> None:
     """By the model of the tests, whose logits are a hash of what its windows see: other tokens, other digests."""

@@ -212,6 +212,13 @@ def measure_determinism(
     prompts = matrix.prompts(files.config.vocab_size)
     ledger = Ledger()
     windows = group_layers([files.config.window(layer) for layer in range(files.config.num_layers)]).windows
+    longest = matrix.longest_prompt + matrix.num_new_tokens
+    if unused := sorted({window for window in windows if window is not None and window >= longest}):
+        logger.warning(
+            "no sequence is longer than the model's window of %d tokens, which says nothing about it: take a "
+            "--longest-prompt above that",
+            unused[-1],
+        )
     by_case: dict[str, int] = {}
     num_cases = 0
     for threads, cases in itertools.groupby(matrix.cases(), key=lambda case: case.threads):
