@@ -261,9 +261,12 @@ def _run_case(
     assembled = join(files, tokenizer, recording, options)
     requests = [WorkloadRequest(prompt, matrix.num_new_tokens) for prompt in prompts]
     num_preemptions = num_cached_tokens = 0
-    # The second time prompts are found in the cache. The longest comes first then, and alone just before: where memory
-    # is short, and windows make room for others, nothing else is sure to be still there.
-    for ordered in (requests, requests[-1:], requests[::-1])[: 3 if case.warm else 1]:
+    # The second time prompts are found in the cache, the longest first: where memory is short and windows make room for
+    # others, only it is sure to be there, if it came alone into an empty cache just before.
+    rounds = [requests, requests[-1:], requests[::-1]] if case.warm else [requests]
+    for number, ordered in enumerate(rounds):
+        if number == 1 and case.preempted:
+            assembled.core.reset_prefix_cache()
         for together in [ordered] if case.batched else [[request] for request in ordered]:
             run = run_workload(assembled, together)
             if errors := [timeline.error for timeline in run.timelines if timeline.error is not None]:
