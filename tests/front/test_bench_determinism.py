@@ -28,14 +28,17 @@ from noria.ops.native import why_unavailable
 from noria.runner.executor import Executor, Float32Array, ForwardBatch
 
 needs_native = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+HYBRIDS: list[tuple[str, dict[str, Any]]] = [("gemma3", {}), ("mistral", {})]
+LIKE_GEMMA = {"num_hidden_layers": 18, "sliding_window": 512, "max_position_embeddings": 1024}
 SMALL = Matrix(num_sequences=8, num_new_tokens=6, longest_prompt=70, budgets=(16, 100))
 Fault = Callable[[ForwardBatch, Float32Array], Float32Array]
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """A tiny Llama, or the architecture that the test is parametrised with."""
-    tiny_model(getattr(request, "param", "llama")).save_pretrained(tmp_path)
+    """A tiny Llama, or the architecture that the test is parametrised with, and how it differs."""
+    architecture, overrides = getattr(request, "param", ("llama", {}))
+    tiny_model(architecture, **overrides).save_pretrained(tmp_path)
     # It has none, and everything here is token ids.
     monkeypatch.setattr(HuggingFaceModel, "tokenizer", None)
     monkeypatch.setattr(determinism, "load_tokenizer", lambda files: ByteTokenizer())
@@ -70,7 +73,7 @@ def test_the_native_executor_gives_the_same_bits(model: str, dtype: str) -> None
 
 
 @needs_native
-@pytest.mark.parametrize("model", ["gemma3", "mistral"], indirect=True)
+@pytest.mark.parametrize("model", HYBRIDS, indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_so_it_does_with_windows_in_some_layers_or_in_all(model: str, dtype: str) -> None:
     """They are of 24 tokens, and prompts go up to 70."""
@@ -80,7 +83,16 @@ def test_so_it_does_with_windows_in_some_layers_or_in_all(model: str, dtype: str
 
 
 @needs_native
-@pytest.mark.parametrize("model", ["gemma3", "mistral"], indirect=True)
+@pytest.mark.parametrize("model", [("gemma3", LIKE_GEMMA)], indirect=True)
+def test_something_is_found_in_a_small_pool_with_windows(model: str) -> None:
+    """As many groups of layers, and as large a window, as Gemma 3 270M has."""
+    matrix = Matrix(num_sequences=4, num_new_tokens=4, longest_prompt=600, budgets=(16,), threads=(1,))
+    result = measure_determinism(model, matrix, dtype="float32")
+    assert (result["cases"], result["different"]) == (12, 0)
+
+
+@needs_native
+@pytest.mark.parametrize("model", HYBRIDS, indirect=True)
 def test_with_windows_one_bit_is_seen_as_well(model: str) -> None:
     def fault(batch: ForwardBatch, logits: Float32Array) -> Float32Array:
         """Where windows have moved past something, unless it was in the same step."""
@@ -91,7 +103,7 @@ def test_with_windows_one_bit_is_seen_as_well(model: str) -> None:
     assert 0 < result["different"] < result["compared"]
 
 
-@pytest.mark.parametrize("model", ["mistral"], indirect=True)
+@pytest.mark.parametrize("model", HYBRIDS[1:], indirect=True)
 @pytest.mark.parametrize(("longest_prompt", "is_told"), [(20, True), (60, False)])
 def test_windows_that_nothing_is_longer_than_are_told(
     model: str, longest_prompt: int, is_told: bool, caplog: pytest.LogCaptureFixture
