@@ -121,6 +121,13 @@ int Executor<T>::add_vector(std::vector<float> values) {
 }
 
 template <typename T>
+void Executor<T>::set_vector(int index, std::vector<float> values) {
+  std::vector<float>& vector = vectors_.at(index);
+  if (values.size() != vector.size()) throw std::invalid_argument("a vector keeps its length");
+  vector = std::move(values);
+}
+
+template <typename T>
 int Executor<T>::add_rows(int width) {
   rows_.push_back(Rows{width});
   return int(rows_.size()) - 1;

@@ -88,6 +88,8 @@ class Executor {
   void fill_matrix(int matrix, int first_row, const EncodedRows& source, int begin, int end);
   void set_bias(int matrix, std::vector<float> bias);
   int add_vector(std::vector<float> values);
+  // Other values for a vector that operations read: from the next step on.
+  void set_vector(int vector, std::vector<float> values);
 
   int add_rows(int width);
   int add_slabs(int width);

@@ -161,6 +161,7 @@ void bind(nb::module_& m, const char* name, GemmKernel<T> (*kernel)(bool)) {
            "begin"_a, "end"_a)
       .def("set_bias", &E::set_bias)
       .def("add_vector", &E::add_vector)
+      .def("set_vector", &E::set_vector)
       .def("add_rows", &E::add_rows, "width"_a)
       .def("add_slabs", &E::add_slabs, "width"_a)
       .def("add_attention", [](E& self, int num_heads, int num_kv_heads, int head_dim, float scale,

@@ -117,6 +117,7 @@ def join_core(files: ModelFiles, executor: Executor, options: EngineOptions) -> 
         free_bytes=free_memory_bytes() if free_bytes is None else free_bytes,
     )
     logger.log(logging.WARNING if pool.is_beyond_memory else logging.INFO, "%s", pool.explanation)
+    executor.set_max_model_len(pool.max_model_len)  # not what was asked for: the pool may have less room
     config = SchedulerConfig.of(
         options,
         max_model_len=pool.max_model_len,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from serving import running_server
 
-from models.support import tiny_model
+from models.support import PagedDriver, random_prompts, tiny_model
 from noria.bench import determinism
 from noria.bench.determinism import Matrix, measure_determinism
 from noria.bench.probe import Answer, compare_answers, probe_server
@@ -19,6 +19,7 @@ from noria.bench.watched import ExecutorWrapper
 from noria.cli.app import run
 from noria.config import EngineOptions
 from noria.errors import NoriaError, OptionError
+from noria.fakes.executor import HashExecutor
 from noria.fakes.tokenizer import ByteTokenizer
 from noria.files.huggingface import HuggingFaceModel
 from noria.files.model import ModelFiles
@@ -27,13 +28,17 @@ from noria.ops.native import why_unavailable
 from noria.runner.executor import Executor, Float32Array, ForwardBatch
 
 needs_native = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+HYBRIDS: list[tuple[str, dict[str, Any]]] = [("gemma3", {}), ("mistral", {})]
+LIKE_GEMMA = {"num_hidden_layers": 18, "sliding_window": 512, "max_position_embeddings": 1024}
 SMALL = Matrix(num_sequences=8, num_new_tokens=6, longest_prompt=70, budgets=(16, 100))
 Fault = Callable[[ForwardBatch, Float32Array], Float32Array]
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    tiny_model("llama").save_pretrained(tmp_path)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A tiny Llama, or the architecture that the test is parametrised with, and how it differs."""
+    architecture, overrides = getattr(request, "param", ("llama", {}))
+    tiny_model(architecture, **overrides).save_pretrained(tmp_path)
     # It has none, and everything here is token ids.
     monkeypatch.setattr(HuggingFaceModel, "tokenizer", None)
     monkeypatch.setattr(determinism, "load_tokenizer", lambda files: ByteTokenizer())
@@ -65,6 +70,68 @@ def test_the_native_executor_gives_the_same_bits(model: str, dtype: str) -> None
     result = measure_determinism(model, SMALL, dtype=dtype)
     assert (result["cases"], result["different"], result["different_by_case"]) == (48, 0, {})
     assert result["compared"] > 47 * 8 * 6
+
+
+@needs_native
+@pytest.mark.parametrize("model", HYBRIDS, indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_so_it_does_with_windows_in_some_layers_or_in_all(model: str, dtype: str) -> None:
+    """They are of 24 tokens, and prompts go up to 70."""
+    result = measure_determinism(model, SMALL, dtype=dtype)
+    assert (result["cases"], result["different"], result["different_by_case"]) == (48, 0, {})
+    assert result["compared"] > 47 * 8 * 6
+
+
+@needs_native
+@pytest.mark.parametrize("model", [("gemma3", LIKE_GEMMA)], indirect=True)
+def test_something_is_found_in_a_small_pool_with_windows(model: str) -> None:
+    """As many groups of layers, and as large a window, as Gemma 3 270M has."""
+    matrix = Matrix(num_sequences=4, num_new_tokens=4, longest_prompt=600, budgets=(16,), threads=(1,))
+    result = measure_determinism(model, matrix, dtype="float32")
+    assert (result["cases"], result["different"]) == (12, 0)
+
+
+@needs_native
+@pytest.mark.parametrize("model", HYBRIDS, indirect=True)
+def test_with_windows_one_bit_is_seen_as_well(model: str) -> None:
+    def fault(batch: ForwardBatch, logits: Float32Array) -> Float32Array:
+        """Where windows have moved past something, unless it was in the same step."""
+        return nudged(logits) if len(batch.token_ids) < 40 and (batch.context_len > 48).any() else logits
+
+    matrix = Matrix(num_sequences=8, num_new_tokens=6, longest_prompt=70, budgets=(16, 100), threads=(1,))
+    result = measure_determinism(model, matrix, dtype="float32", make_executor=with_fault(fault))
+    assert 0 < result["different"] < result["compared"]
+
+
+@pytest.mark.parametrize("model", HYBRIDS[1:], indirect=True)
+@pytest.mark.parametrize(("longest_prompt", "is_told"), [(20, True), (60, False)])
+def test_windows_that_nothing_is_longer_than_are_told(
+    model: str, longest_prompt: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(files: ModelFiles, options: EngineOptions) -> Executor:
+        raise NoriaError("enough")
+
+    with pytest.raises(NoriaError, match="enough"):
+        measure_determinism(
+            model, Matrix(longest_prompt=longest_prompt, num_new_tokens=4), dtype="float32", make_executor=stop
+        )
+    assert ("no sequence is longer than the model's window of 24 tokens" in caplog.text) == is_told
+
+
+@pytest.mark.parametrize("windows", [(None,), (1,), (2,), (16,), (40, None), (3, 17)])
+def test_logits_are_filed_under_all_the_tokens_before(windows: tuple[int | None, ...]) -> None:
+    """By the model of the tests, whose logits are a hash of what its windows see: other tokens, other digests."""
+    ledger = determinism.Ledger()
+    executor = determinism.RecordingExecutor(HashExecutor(kv_windows=windows), ledger, seed=4)
+    seen = {}
+    for i, prompt in enumerate(random_prompts([50, 50, 33, 1], vocab_size=64)):
+        for chunk in (50, 7, 16):
+            ledger.first.clear()
+            PagedDriver(executor, num_blocks=8, block_size=16).logits([prompt], [chunk])
+            assert len(ledger.first) == len(prompt)
+            assert seen.setdefault(i, dict(ledger.first)) == ledger.first
+    if max(window or 99 for window in windows) > 1:
+        assert not set(seen[0]) & set(seen[1])
 
 
 @needs_native

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from models.support import LONGROPE, tiny_model
+from models.support import LONGROPE, PagedDriver, random_prompts, tiny_model, transformers_logits
+from noria.assembly import join_core
 from noria.config import EngineOptions
 from noria.errors import OptionError, UnsupportedError
 from noria.files.model import ModelFiles
@@ -54,17 +56,42 @@ def test_a_cuda_device_that_is_not_there(
         create_executor(files, dtype="float32", device="cuda:3")
 
 
-@pytest.mark.parametrize("executor", ["torch", "native"])
-@pytest.mark.parametrize(("max_model_len", "first"), [(48, "short_factor"), (49, "long_factor"), (None, "long_factor")])
-def test_longrope_is_chosen_from_the_option(
-    executor: str, max_model_len: int | None, first: str, tmp_path: Path
-) -> None:
-    if executor == "native" and (reason := why_unavailable()):
+@pytest.mark.parametrize("kind", ["torch", "native"])
+def test_longrope_is_chosen_from_the_length_that_the_pool_leaves(kind: str, tmp_path: Path) -> None:
+    """One executor, which one engine after the other takes over. The original context is of 48 tokens, and texts of up
+    to that length are those for which transformers takes the short factors."""
+    if kind == "native" and (reason := why_unavailable()):
         pytest.skip(reason)
-    tiny_model("phi3", **LONGROPE).save_pretrained(tmp_path)
-    options = EngineOptions(executor=executor, dtype="float32", max_model_len=max_model_len)
-    config = create(open_model(tmp_path), options).config
-    assert list(config.rope.frequency_factors) == LONGROPE["rope_parameters"][first]
+    model = tiny_model("phi3", **LONGROPE)
+    model.save_pretrained(tmp_path)
+    files = open_model(tmp_path)
+    executor = create(files, EngineOptions(executor=kind, dtype="float32", threads=1))
+    text, longer_text = random_prompts([40, 60])
+    for asked, num_blocks, final in [(None, 3, 48), (None, 4, 64), (500, 3, 48), (48, 40, 48), (49, 40, 49)]:
+        options = EngineOptions(dtype="float32", max_model_len=asked, num_kv_blocks=num_blocks)
+        core = join_core(files, executor, options)
+        assert core.scheduler.config.max_model_len == final
+        driver = PagedDriver(executor, num_blocks=8, block_size=16)
+        known = text if final == 48 else longer_text
+        (logits,) = driver.logits([known], [100])
+        np.testing.assert_allclose(logits, transformers_logits(model, known), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("head_dim", "message"), [(24, "not 24"), (100, "not 100"), (272, "at most 256, not 272")])
+def test_heads_that_native_code_does_not_run(
+    head_dim: int, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Told before weights are loaded; who did not choose the executor gets the other one, and the reason in the log."""
+    if reason := why_unavailable():
+        pytest.skip(reason)
+    tiny_model("llama", head_dim=head_dim, num_hidden_layers=1).save_pretrained(tmp_path)
+    files = open_model(tmp_path)
+    with pytest.raises(OptionError, match=f"heads have a multiple of 16 values.*{message}; executor=torch runs"):
+        create(files, EngineOptions(executor="native"))
+    caplog.set_level("INFO")
+    assert type(create(files, EngineOptions(executor="auto", threads=1))).__name__ == "TorchExecutor"
+    assert "not on the native executor: the native executor needs a model whose heads" in caplog.text
+    assert message in caplog.text
 
 
 @pytest.fixture

@@ -137,7 +137,8 @@ class Ledger:
 class RecordingExecutor(ExecutorWrapper):
     """Files each row of logits under the tokens it follows from, and may deal KV blocks in another order.
 
-    The tokens are read back through the block table, so those that a prefix cache supplied are among them.
+    A slot remembers the digest of all tokens up to its own, made from that of the position before, which is found
+    through the block table: so what a prefix cache supplied is in it, and what a window has moved past as well.
     `seed` None leaves blocks where they are.
     """
 
@@ -146,11 +147,11 @@ class RecordingExecutor(ExecutorWrapper):
         self._ledger = ledger
         self._seed = seed
         self._block_size = 0
-        if None not in executor.kv_windows:
-            raise OptionError("the tokens before a window are known only by layers with full attention: there are none")
-        self._whole = executor.kv_windows.index(None)  # a group that keeps all tokens
+        reaches = [np.inf if window is None else window for window in executor.kv_windows]
+        self._group = int(np.argmax(reaches))  # its tables keep most of what came before
+        self._sees_back = max(reaches) > 1
         self._placement: Int32Array = np.zeros(0, dtype=np.int32)
-        self._token_of_slot: Int32Array = np.zeros(0, dtype=np.int32)
+        self._digest_at: list[bytes] = []
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         super().allocate_kv(num_blocks, block_size)
@@ -158,22 +159,35 @@ class RecordingExecutor(ExecutorWrapper):
         self._placement = np.arange(num_blocks + 1, dtype=np.int32)
         if self._seed is not None:
             self._placement[1:] = np.random.default_rng(self._seed).permutation(self._placement[1:])
-        self._token_of_slot = np.full((num_blocks + 1) * block_size, -1, dtype=np.int32)
+        self._digest_at = [b""] * ((num_blocks + 1) * block_size)
 
     def forward(self, batch: ForwardBatch) -> Float32Array:
-        size = self._block_size
-        whole = batch.groups[self._whole]
-        self._token_of_slot[whole.slots] = batch.token_ids
+        digests = self._note_tokens(batch)
         first, *others = [self._placed(group) for group in batch.groups]
         logits = self.inner.forward(
             replace(batch, slots=first.slots, block_table=first.block_table, other_groups=tuple(others))
         )
-        rows = np.searchsorted(batch.query_start, batch.logit_tokens, side="right") - 1
-        for row, token, values in zip(rows.tolist(), batch.logit_tokens.tolist(), logits, strict=True):
-            positions = np.arange(int(batch.positions[token]) + 1)
-            slots = whole.block_table[row, positions // size] * size + positions % size
-            self._ledger.note(_digest(self._token_of_slot[slots]), _digest(values))
+        for token, values in zip(batch.logit_tokens.tolist(), logits, strict=True):
+            self._ledger.note(digests[token], _digest(values))
         return logits
+
+    def _note_tokens(self, batch: ForwardBatch) -> list[bytes]:
+        """For each token of the batch the digest of its sequence up to it; that is noted for its slot."""
+        size = self._block_size
+        group = batch.groups[self._group]
+        rows = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
+        before = np.maximum(batch.positions - 1, 0)
+        if self._sees_back:
+            places = (group.block_table[rows, before // size] * size + before % size).tolist()
+        digests = []
+        for i, (position, slot) in enumerate(zip(batch.positions.tolist(), group.slots.tolist(), strict=True)):
+            if not position:
+                known = b""
+            else:  # windows of a single token see nothing of what came before but how much it was
+                known = self._digest_at[places[i]] if self._sees_back else position.to_bytes(4, "little")
+            self._digest_at[slot] = _digest(batch.token_ids[i : i + 1], known)
+            digests.append(self._digest_at[slot])
+        return digests
 
     def _placed(self, group: GroupBlocks) -> GroupBlocks:
         size = self._block_size
@@ -198,6 +212,13 @@ def measure_determinism(
     prompts = matrix.prompts(files.config.vocab_size)
     ledger = Ledger()
     windows = group_layers([files.config.window(layer) for layer in range(files.config.num_layers)]).windows
+    longest = matrix.longest_prompt + matrix.num_new_tokens
+    if unused := sorted({window for window in windows if window is not None and window >= longest}):
+        logger.warning(
+            "no sequence is longer than the model's window of %d tokens, which says nothing about it: take a "
+            "--longest-prompt above that",
+            unused[-1],
+        )
     by_case: dict[str, int] = {}
     num_cases = 0
     for threads, cases in itertools.groupby(matrix.cases(), key=lambda case: case.threads):
@@ -240,9 +261,12 @@ def _run_case(
     assembled = join(files, tokenizer, recording, options)
     requests = [WorkloadRequest(prompt, matrix.num_new_tokens) for prompt in prompts]
     num_preemptions = num_cached_tokens = 0
-    # The second time prompts are found in the cache. The last ones come first then: where memory is short, they are
-    # those that are still there.
-    for ordered in (requests, requests[::-1])[: 2 if case.warm else 1]:
+    # The second time prompts are found in the cache, the longest first: where memory is short and windows make room for
+    # others, only it is sure to be there, if it came alone into an empty cache just before.
+    rounds = [requests, requests[-1:], requests[::-1]] if case.warm else [requests]
+    for number, ordered in enumerate(rounds):
+        if number == 1 and case.preempted:
+            assembled.core.reset_prefix_cache()
         for together in [ordered] if case.batched else [[request] for request in ordered]:
             run = run_workload(assembled, together)
             if errors := [timeline.error for timeline in run.timelines if timeline.error is not None]:
@@ -264,5 +288,5 @@ def _check_happened(case: Case, assembled: Assembled, num_preemptions: int, num_
             raise NoriaError(f"{case}: {what} ({blocks} blocks); take more or longer sequences")
 
 
-def _digest(values: Int32Array | Float32Array) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).digest()
+def _digest(values: Int32Array | Float32Array, known: bytes = b"") -> bytes:
+    return hashlib.blake2b(known + np.ascontiguousarray(values).tobytes(), digest_size=16).digest()

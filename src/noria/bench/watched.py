@@ -35,6 +35,9 @@ class ExecutorWrapper:
     def sampler(self) -> Sampler | None:
         return self.inner.sampler
 
+    def set_max_model_len(self, max_model_len: int) -> None:
+        self.inner.set_max_model_len(max_model_len)
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         self.inner.allocate_kv(num_blocks, block_size)
 

@@ -42,6 +42,9 @@ class HashExecutor:
         self._block_size = 0
         self._kv = np.zeros((0, 2), dtype=np.uint64)  # [slots, (token id, position)]
 
+    def set_max_model_len(self, max_model_len: int) -> None:
+        """Nothing depends on it."""
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._kv = np.full(((num_blocks + 1) * block_size, 2), _UNWRITTEN, dtype=np.uint64)
@@ -57,7 +60,7 @@ class HashExecutor:
             if (blocks.slots < self._block_size).any():
                 raise EngineError("a token was written into the null block")
             self._kv[blocks.slots, 0] = batch.token_ids
-            self._kv[blocks.slots, 1] = batch.positions + group * _GROUP
+            self._kv[blocks.slots, 1] = batch.positions.astype(np.int64) + group * _GROUP
         row_of_token = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
         contexts = np.zeros(len(batch.logit_tokens), dtype=np.uint64)
         for group, blocks in enumerate(batch.groups):

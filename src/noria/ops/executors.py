@@ -34,7 +34,7 @@ def create_executor(model: ModelFiles, options: EngineOptions, *, report: Report
             return _native(model, options, report)
         case "torch":
             return _torch(model, options, report)
-    why_not = _why_not_native(options)
+    why_not = _why_not_native(model, options)
     if why_not is None:
         return _native(model, options, report)
     logger.info("not on the native executor: %s", why_not)
@@ -46,26 +46,25 @@ def create_executor(model: ModelFiles, options: EngineOptions, *, report: Report
         raise OptionError(f"{why_not}; and {error}") from error
 
 
-def _why_not_native(options: EngineOptions) -> str | None:
+def _why_not_native(model: ModelFiles, options: EngineOptions) -> str | None:
     """What keeps the native executor from being used, or None."""
     from noria.ops.native import why_unavailable
 
     if options.device != "cpu":
         return f"the native executor runs on cpu, not on {options.device}"
-    return why_unavailable(options.block_size)
+    return why_unavailable(options.block_size, model.config.head_dim)
 
 
 def _native(model: ModelFiles, options: EngineOptions, report: Report | None) -> NativeExecutor:
     from noria.ops.native import NativeExecutor, num_cores
 
-    if (why_not := _why_not_native(options)) is not None:
+    if (why_not := _why_not_native(model, options)) is not None:
         raise OptionError(f"{why_not}; executor=torch runs without it")
     executor = NativeExecutor(
         model,
         dtype=options.dtype,
         threads=options.threads,
         prefault_kv=options.prefault_kv_cache,
-        max_model_len=options.max_model_len,
         report=report,
     )
     logger.info("native executor: %s, %d threads", executor.kernel, executor.num_threads)
@@ -91,6 +90,5 @@ def _torch(model: ModelFiles, options: EngineOptions, report: Report | None) -> 
         dtype=options.dtype,
         device=options.device,
         threads=options.threads,
-        max_model_len=options.max_model_len,
         report=report,
     )

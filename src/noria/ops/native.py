@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 KV_GROUP = 16
 """Block sizes are multiples of this many tokens."""
+HEAD_STEP, MOST_HEAD_DIM = 16, 256
+"""Heads have a multiple of the one many values, at most the other."""
 
 _REPORTED_ELEMENTS = 2**22
 """Progress is told after so many weights: some milliseconds of work, which all threads share."""
@@ -44,7 +46,6 @@ class NativeExecutor:
     `dtype` is "float32" or "bfloat16". `threads`: of the executor's own pool (None: the cores this process may use).
     `use_amx`: bfloat16 products on AMX tiles (None: where the machine has them).
     `prefault_kv`: take the KV pool's memory from the system when it is allocated, not as it is used.
-    `max_model_len`: of the longest sequence that will be run (None: the model's own context).
     `report(done, total)` is called while loading, in numbers of the matrices. Raises `OptionError` when this machine or
     build cannot do it, and `ModelError` for the model's faults.
     """
@@ -59,19 +60,19 @@ class NativeExecutor:
         threads: int | None = None,
         use_amx: bool | None = None,
         prefault_kv: bool = False,
-        max_model_len: int | None = None,
         report: Callable[[int, int], None] | None = None,
     ) -> None:
-        if (why_not := why_unavailable()) is not None:
+        if (why_not := why_unavailable(head_dim=model.config.head_dim)) is not None:
             raise OptionError(why_not)
         from noria.ops import _native as native
 
         architecture = registry.find(model.config.architecture)
         plan = architecture.plan(model)
-        config = model.config.at_length(max_model_len)
-        constants = architecture.constants(config)
+        config = model.config
+        constants = architecture.constants(config.at_length(None))
         shapes = plan.shapes | {name: value.shape for name, value in constants.items()}
         self.config: ModelConfig = config
+        self._constants = architecture.constants
         self._prefault_kv = prefault_kv
         self.program = lower(record(architecture.forward, partial(architecture.bind, config), shapes, _NO_BATCH))
         self.itemsize = 4 if dtype == "float32" else 2
@@ -81,7 +82,9 @@ class NativeExecutor:
             threads or num_cores(), native.has_amx_bf16() if use_amx is None else use_amx
         )
         parameters = {parameter.name: parameter for parameter in plan.parameters}
-        _Builder(self._native, model, parameters, constants, report).build(self.program)
+        builder = _Builder(self._native, model, parameters, constants, report)
+        builder.build(self.program)
+        self._vectors = builder.vectors
         specs = [op.attention for op in self.program.operations if op.attention is not None]
         self._groups = group_layers([model.config.window(layer) for layer in range(model.config.num_layers)])
         windows = [window or 0 for window in self._groups.windows]
@@ -109,6 +112,10 @@ class NativeExecutor:
     @property
     def kv_windows(self) -> tuple[int | None, ...]:
         return self._groups.windows
+
+    def set_max_model_len(self, max_model_len: int) -> None:
+        for name, value in self._constants(self.config.at_length(max_model_len)).items():
+            self._native.set_vector(self._vectors[name], value.tolist())
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         if (why_not := why_unavailable(block_size)) is not None:
@@ -170,7 +177,8 @@ class _Builder:
         self._done = 0
         self._total = sum(parameter.num_elements for parameter in parameters.values() if len(parameter.shape) == 2)
         self._matrices: dict[tuple[str, bool], int] = {}
-        self._vectors: dict[str, int] = {}
+        self.vectors: dict[str, int] = {}
+        """Numbers of those that were put in, by name."""
         self._attentions: dict[AttentionSpec, int] = {}
 
     def build(self, lowered: Lowered) -> None:
@@ -206,9 +214,9 @@ class _Builder:
     def _vector(self, name: str | None) -> int:
         if name is None:
             return -1
-        if name not in self._vectors:
-            self._vectors[name] = self._native.add_vector(self._read_vector(name).tolist())
-        return self._vectors[name]
+        if name not in self.vectors:
+            self.vectors[name] = self._native.add_vector(self._read_vector(name).tolist())
+        return self.vectors[name]
 
     def _matrix(self, name: str, bias: str | None, *, interleave: bool) -> int:
         key = (name, interleave)  # an embedding that is the head as well is packed once
@@ -276,8 +284,9 @@ def _number(buffer: Buffer | None) -> int:
     return -1 if buffer is None else buffer.number
 
 
-def why_unavailable(block_size: int = KV_GROUP) -> str | None:
-    """What keeps this executor from running here, with what to do about it; None if nothing does."""
+def why_unavailable(block_size: int = KV_GROUP, head_dim: int = HEAD_STEP) -> str | None:
+    """What keeps this executor from running here, with what to do about it; None if nothing does. `head_dim`: values of
+    a head of the model."""
     try:
         from noria.ops import _native
     except ImportError:
@@ -289,6 +298,11 @@ def why_unavailable(block_size: int = KV_GROUP) -> str | None:
         return "the native executor needs a CPU that has AVX-512 with BF16"
     if block_size % KV_GROUP:
         return f"the native executor needs a block_size that is a multiple of {KV_GROUP}, not {block_size}"
+    if head_dim % HEAD_STEP or head_dim > MOST_HEAD_DIM:
+        return (
+            f"the native executor needs a model whose heads have a multiple of {HEAD_STEP} values, at most "
+            f"{MOST_HEAD_DIM}, not {head_dim}"
+        )
     return None
 
 

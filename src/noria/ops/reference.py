@@ -271,9 +271,8 @@ class TorchExecutor:
     """Loads a model and runs it op by op. Implements `Executor`.
 
     `dtype` is "float32" or "bfloat16"; `device` as torch names it. `threads` sets torch's intra-op threads for the
-    whole process (None: the cores this process may use). `max_model_len`: of the longest sequence that will be run
-    (None: the model's own context). `report(done, total)` is called while loading, in bytes of weights. Raises
-    `OptionError` for a dtype or device that cannot be had, and `ModelError` for the model's faults.
+    whole process (None: the cores this process may use). `report(done, total)` is called while loading, in bytes of
+    weights. Raises `OptionError` for a dtype or device that cannot be had, and `ModelError` for the model's faults.
     """
 
     sampler: Sampler | None = None
@@ -285,7 +284,6 @@ class TorchExecutor:
         dtype: str,
         device: str = "cpu",
         threads: int | None = None,
-        max_model_len: int | None = None,
         report: Callable[[int, int], None] | None = None,
     ) -> None:
         self._dtype = _dtype(dtype)
@@ -293,8 +291,9 @@ class TorchExecutor:
         torch.set_num_threads(threads or _num_cores())
         architecture = registry.find(model.config.architecture)
         plan = architecture.plan(model)
-        self._config = model.config.at_length(max_model_len)
-        self._parameters = self._load(model, plan, architecture.constants(self._config), report)
+        self._config = model.config
+        self._constants = architecture.constants
+        self._parameters = self._load(model, plan, self._constants(self._config.at_length(None)), report)
         self._forward = architecture.forward
         self._model = architecture.bind(self._config, self._parameters)
         self._ops = TorchOps(self._dtype, self._device)
@@ -321,6 +320,10 @@ class TorchExecutor:
     @property
     def free_device_bytes(self) -> int | None:
         return torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else None
+
+    def set_max_model_len(self, max_model_len: int) -> None:
+        for name, value in self._constants(self._config.at_length(max_model_len)).items():
+            self._parameters[name].copy_(torch.from_numpy(value))
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Raises `OptionError` when the device does not have the memory."""

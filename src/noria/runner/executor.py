@@ -136,6 +136,10 @@ class Executor(Protocol):
     def sampler(self) -> Sampler | None:
         """What samples best from its logits; None if that is `noria.runner.sampler.NumpySampler`."""
 
+    def set_max_model_len(self, max_model_len: int) -> None:
+        """Makes the choices that depend on the longest sequence, in tokens, that will be run. Called before a pool is
+        allocated: they hold for all KV in it. Without a call they are those of the model's own context."""
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Allocates (lazily committed) room for `num_blocks` blocks and the null block."""
 
