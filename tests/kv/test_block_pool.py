@@ -47,7 +47,13 @@ class PoolMachine(RuleBasedStateMachine):
         block_id = data.draw(st.sampled_from(blocks))
         old = sorted(self.content.values())
         if old and data.draw(st.booleans()):
-            self.pool.register(block_id, data.draw(st.sampled_from(old)))  # a duplicate changes nothing
+            content = data.draw(st.sampled_from(old))
+            kept = self.pool.find(content)
+            assert kept is not None and not self.pool.register(block_id, content)
+            if kept in self.idle:  # then the held one keeps it, else nothing changes
+                self.idle.remove(kept)
+                self.blank.insert(0, kept)
+                self.content[block_id] = self.content.pop(kept)
             return
         self.num_contents += 1
         self.content[block_id] = b"content %d" % self.num_contents
@@ -114,3 +120,17 @@ def test_a_block_keeps_its_content_until_it_is_reused():
     assert pool.take(1) != [block_id], "blank blocks are used first"
     assert pool.take(1) == [block_id]
     assert pool.find(b"x") is None
+
+
+def test_content_that_is_computed_again_lives_as_long_as_its_latest_block():
+    pool = BlockPool(3)
+    [old] = pool.take(1)
+    pool.register(old, b"x")
+    pool.release([old])
+    [new] = pool.take(1)
+    assert not pool.register(new, b"x"), "it was there"
+    assert (pool.find(b"x"), pool.num_idle_blocks, pool.num_free_blocks) == (new, 0, 2)
+    assert old in pool.take(1), "the old block is blank"
+    pool.release([new])
+    pool.take(1)
+    assert pool.find(b"x") == new, "blank blocks are used first"

@@ -248,7 +248,8 @@ class ManagerMachine(RuleBasedStateMachine):
             block_hash = holder.hashes[position]
             if holder.epoch == self.epoch:
                 for group in range(self.num_groups):
-                    self.findable.setdefault((block_hash, group), holder.table[position * self.num_groups + group])
+                    if self.findable.get((block_hash, group), 0) in {0} | self._free():  # the latest that is held
+                        self.findable[block_hash, group] = holder.table[position * self.num_groups + group]
                 if self.claims.get(block_hash) == request_id:
                     del self.claims[block_hash]
         holder.num_computed = end

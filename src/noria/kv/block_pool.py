@@ -98,16 +98,26 @@ class BlockPool:
         return self._block_of.get(block_hash)
 
     def register(self, block_id: int, block_hash: bytes) -> bool:
-        """Makes a held block's content findable; False if a block of the same content is kept already.
+        """Makes a held block's content findable; False if it was so already, in another block.
 
-        The second one stays unregistered: tables are append-only, so it could not be merged into the first anyway.
+        A second block that is held stays unregistered: tables are append-only, so it could not be merged into the
+        first anyway. An idle one hands its place over and is blank then: it would be reused before this one, and the
+        content be forgotten though it is there.
         """
-        if block_hash in self._block_of:
+        if (kept := self._block_of.get(block_hash)) is not None:
+            if self._references[kept] == 0:
+                del (self._idle if kept in self._idle else self._cold)[kept]
+                self._hash_of[kept] = None
+                self._blank.append(kept)
+                self._keep(block_id, block_hash)
             return False
-        self._block_of[block_hash] = block_id
-        self._hash_of[block_id] = block_hash
+        self._keep(block_id, block_hash)
         self.version += 1
         return True
+
+    def _keep(self, block_id: int, block_hash: bytes) -> None:
+        self._block_of[block_hash] = block_id
+        self._hash_of[block_id] = block_hash
 
     def forget_all(self) -> None:
         """Drops all registered content: nothing will be found until it is computed again. Holders keep their blocks."""
