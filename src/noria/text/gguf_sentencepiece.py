@@ -2,7 +2,9 @@
 
 Used by `noria.text.gguf_vocabulary`. Of two neighbouring pieces whose text together is a piece, those are joined first
 whose joint piece has the highest score; a character that is no piece becomes the pieces of its bytes. The `tokenizers`
-library does the same when each way to make a piece of two others is a merge, in the order of scores.
+library does the same when each way to make a piece of two others is a merge, in the order of scores. Of two different
+pieces with one score the library joins the one with the lower id first, others the one further left: trained
+vocabularies give every piece that is made of others a score of its own.
 """
 
 from __future__ import annotations
