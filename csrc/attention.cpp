@@ -15,7 +15,7 @@ namespace {
 constexpr int kScoreRows = 4;   // rows of scores per pass over a tile of keys: 4 x 4 accumulators and 4 of keys
 constexpr int kValueRows = 6;   // rows of results per pass over the values: 6 x 4 accumulators and 4 of values
 
-inline void prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T0); }
+inline void prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
 
 // scores[r][g * 16 + slot] = q[r] . key, for R rows and G groups of keys. R x G sums are independent of each other,
 // which is what keeps the multipliers busy when there are few rows.
