@@ -77,7 +77,9 @@ sys.exit(serve(lambda: Served("plain", partial(build_scripted_engine), plain), S
 """
 
 
-@pytest.mark.parametrize("module", [["-m", "noria.server.scripted", '{"server": {"port": 0}}'], ["-c", WITHOUT_TEMPLATE]])
+@pytest.mark.parametrize(
+    "module", [["-m", "noria.server.scripted", '{"server": {"port": 0}}'], ["-c", WITHOUT_TEMPLATE]]
+)
 def test_the_command_that_is_suggested_works(module: list[str]) -> None:
     with subprocess.Popen([sys.executable, *module], stderr=subprocess.PIPE, text=True) as server:
         try:
