@@ -196,6 +196,20 @@ def test_chat_refuses_what_is_too_long_and_goes_on(
     assert "/reset" in err
 
 
+def test_chat_says_once_that_a_model_takes_no_messages(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assembled = alphabet()
+    monkeypatch.setattr(assembled.tokenizer, "chat_template", None)
+    monkeypatch.setattr(noria.assembly, "build_engine", lambda *_, **__: assembled)
+    give_stdin(monkeypatch, "hi\nhi\n")
+    assert run(["chat"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("no chat template") == 1
+    assert "noria generate runs it" in err
+
+
 def test_bench_prints_one_json_line_last(capsys: pytest.CaptureFixture[str], tmp_path: Path, engine: list[Any]) -> None:
     workload = tmp_path / "w.jsonl"
     workload.write_text('{"arrival_s": 0, "prompt": "ab", "max_tokens": 3}\n{"prompt": [99], "max_tokens": 2}\n')
@@ -252,7 +266,7 @@ def test_a_key_that_came_out_empty_opens_the_server_to_nobody(
 
 
 def test_a_conversation_refuses_what_it_could_not_show(engine: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--n", "3"], ["--logprobs", "2"]):
+    for arguments in (["--n", "3"], ["--logprobs", "2"], ["--prompt-logprobs", "2"]):
         assert run(["chat", *arguments]) == 2
-        assert "leave out --n and --logprobs" in capsys.readouterr().err
+        assert "leave out --n, --logprobs and --prompt-logprobs" in capsys.readouterr().err
     assert engine == [], "before anything is loaded"

@@ -46,6 +46,18 @@ def test_options_are_refused(files: ModelFiles, options: dict[str, Any], message
         create_executor(files, **options)
 
 
+@pytest.mark.parametrize("kind", ["native", "torch"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_log_says_what_runs_in_which_precision(
+    kind: str, dtype: str, files: ModelFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    if kind == "native" and (reason := why_unavailable()):
+        pytest.skip(reason)
+    caplog.set_level("INFO")
+    create(files, EngineOptions(executor=kind, dtype=dtype, threads=1))
+    assert f"{kind} executor: {dtype}" in caplog.text
+
+
 @pytest.mark.parametrize(("count", "message"), [(0, "sees no CUDA device"), (1, "sees 1 CUDA devices")])
 def test_a_cuda_device_that_is_not_there(
     files: ModelFiles, monkeypatch: pytest.MonkeyPatch, count: int, message: str

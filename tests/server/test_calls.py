@@ -234,6 +234,8 @@ def test_a_line_for_each_request_and_nothing_of_what_it_said():
 def test_an_open_server_on_a_public_address_is_warned_of(host):
     with running_server({}, {"host": host}) as server:
         assert any("no API keys" in line for line in server.log) == (host == "0.0.0.0")
+        assert any(f"listening on http://{host}:" in line for line in server.log)
+        assert any("at http://127.0.0.1:" in line for line in server.log)  # which a client can ask
 
 
 # --- the client's name for a request ---

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -53,6 +56,49 @@ def test_the_time_that_starting_took_has_the_imports_in_it() -> None:
         )
         server.terminate()
     assert 2 <= float(took_s) < 60
+
+
+WITHOUT_TEMPLATE = """
+import sys
+from functools import partial
+from noria.config import ServerOptions
+from noria.fakes.engine import build_scripted_engine
+from noria.fakes.tokenizer import ByteTokenizer
+from noria.logs import log_to_stderr
+from noria.server.start import Served, serve
+
+def plain():
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = None
+    return tokenizer
+
+log_to_stderr("info")
+sys.exit(serve(lambda: Served("plain", partial(build_scripted_engine), plain), ServerOptions(port=0)))
+"""
+
+
+@pytest.mark.parametrize(
+    "module", [["-m", "noria.server.scripted", '{"server": {"port": 0}}'], ["-c", WITHOUT_TEMPLATE]]
+)
+def test_the_command_that_is_suggested_works(module: list[str]) -> None:
+    with subprocess.Popen([sys.executable, *module], stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            log = []
+            for line in server.stderr:
+                log.append(line)
+                if "Noria serves" in line:
+                    break
+            command = shlex.split(log[-1].split(" Try: ")[1])
+            url, body = command[1], json.loads(command[-1])
+            headers = {"Content-Type": "application/json"}
+            with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=30) as answer:
+                assert json.load(answer)["choices"]
+        finally:
+            server.kill()
+    has_no_template = module[0] == "-c"
+    assert url.endswith("/v1/completions" if has_no_template else "/v1/chat/completions")
+    assert any("the model has no chat template" in line for line in log) == has_no_template
 
 
 def test_closing_ends_the_process_and_removes_its_sockets() -> None:

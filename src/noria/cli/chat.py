@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from noria.cli.common import LogLevel, ModelArgument
 from noria.cli.options import GivenSampling
 from noria.config import EngineOptions
-from noria.errors import OptionError, RequestError
+from noria.errors import ModelError, OptionError, RequestError
 from noria.logs import log_to_stderr
 from noria.sampling import SamplingParams
 
@@ -32,13 +32,17 @@ def chat(
 ) -> None:
     """Talk with a model in the terminal."""
     named = sampling.over({})
-    if named.n != 1 or named.logprobs is not None:
-        raise OptionError("a conversation has one answer at a time, shown as text: leave out --n and --logprobs")
+    if named.n != 1 or named.logprobs is not None or named.prompt_logprobs is not None:
+        raise OptionError(
+            "a conversation has one answer at a time, shown as text: leave out --n, --logprobs and --prompt-logprobs"
+        )
     log_to_stderr(log_level)
     from noria.assembly import build_engine
     from noria.llm import LLM
 
     with LLM.from_assembled(build_engine(model, engine)) as llm:
+        if llm.tokenizer.chat_template is None:
+            raise ModelError("this model has no chat template, so it cannot take messages; noria generate runs it")
         Conversation(llm, sampling.over(llm.assembled.sampling_defaults), system).run()
 
 

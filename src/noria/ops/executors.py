@@ -67,7 +67,7 @@ def _native(model: ModelFiles, options: EngineOptions, report: Report | None) ->
         prefault_kv=options.prefault_kv_cache,
         report=report,
     )
-    logger.info("native executor: %s, %d threads", executor.kernel, executor.num_threads)
+    logger.info("native executor: %s, %s, %d threads", options.dtype, executor.kernel, executor.num_threads)
     if executor.num_threads > num_cores():
         logger.warning(
             "there are %d threads for %d cores: they will wait for each other", executor.num_threads, num_cores()
@@ -85,10 +85,12 @@ def _torch(model: ModelFiles, options: EngineOptions, report: Report | None) -> 
             'the torch executor needs PyTorch, which is not installed: pip install "noria[torch]", '
             'or in a checkout pip install ".[torch]"'
         ) from error
-    return TorchExecutor(
+    executor = TorchExecutor(
         model,
         dtype=options.dtype,
         device=options.device,
         threads=options.threads,
         report=report,
     )
+    logger.info("torch executor: %s on %s", options.dtype, options.device)
+    return executor

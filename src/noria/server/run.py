@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -142,7 +142,7 @@ class _Server:
         # The terminal is gone, or somebody has new keys for us: no reason to go.
         loop.add_signal_handler(signal.SIGHUP, self._state.keys.reload)
         starting = asyncio.create_task(self._start())
-        logger.info("listening on %s (503 until the model is loaded)", self._url)
+        logger.info("listening on %s (503 until the model is loaded)", self._url_at(self._bound_host))
         if not self._state.keys.are_needed and self._options.host not in ("127.0.0.1", "::1", "localhost"):
             logger.warning("there are no API keys: whoever can reach this address can use the server")
         try:
@@ -188,21 +188,31 @@ class _Server:
                 self._announce(time.monotonic() - self._began_s)
 
     @property
-    def _url(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        if host in ("0.0.0.0", "::"):
-            host = "127.0.0.1"
+    def _bound_host(self) -> str:
+        host: str = self._listener.getsockname()[0]
+        return host
+
+    def _url_at(self, host: str) -> str:
+        port = self._listener.getsockname()[1]
         scheme = "http" if self._options.ssl_certfile is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def _announce(self, took_s: float) -> None:
-        url = self._url
+        # Every address is none that a client can ask, not everywhere.
+        url = self._url_at("127.0.0.1" if self._bound_host in ("0.0.0.0", "::") else self._bound_host)
         name = "$NORIA_API_KEY" if os.environ.get("NORIA_API_KEY") else "YOUR_KEY"
         key = f' -H "Authorization: Bearer {name}"' if self._state.keys.are_needed else ""
-        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+        body: dict[str, Any] = {"temperature": 0}
+        assert self._state.tokenizer is not None
+        if self._state.tokenizer.chat_template is None:
+            logger.warning("the model has no chat template: /v1/completions works, /v1/chat/completions needs one")
+            route, body = "completions", {"prompt": "The capital of France is", "max_tokens": 16} | body
+        else:
+            messages = [{"role": "user", "content": "What is the capital of France?"}]
+            route, body = "chat/completions", {"messages": messages} | body
         _say(
             f"Noria serves {self._state.names[0]} at {url} after {took_s:.1f} s. Try: "
-            f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
+            f"curl {url}/v1/{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
         )
 
     def _fail(self, message: str) -> None:
