@@ -259,6 +259,7 @@ void bind_machine(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   using namespace noria;
+  m.attr("interface") = 1;  // noria.ops.native.INTERFACE: counted up whenever one of them wants something new of the other
   m.def("has_avx512_bf16", &cpu_has_avx512_bf16);
   m.def("has_amx_bf16", &cpu_has_amx_bf16);
   m.def("encodings", &encoding_names);

@@ -49,7 +49,8 @@ class PoolMachine(RuleBasedStateMachine):
         if old and data.draw(st.booleans()):
             content = data.draw(st.sampled_from(old))
             kept = self.pool.find(content)
-            assert kept is not None and not self.pool.register(block_id, content)
+            assert kept is not None
+            assert not self.pool.register(block_id, content)
             if kept in self.idle:  # then the held one keeps it, else nothing changes
                 self.idle.remove(kept)
                 self.blank.insert(0, kept)

@@ -144,6 +144,15 @@ def test_a_cpu_that_native_code_does_not_run_on(
             create(files, EngineOptions(executor="auto"))
 
 
+def test_an_extension_that_was_built_from_other_sources(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = pytest.importorskip(
+        "noria.ops._native", reason="the native executor was not built here", exc_type=ImportError
+    )
+    monkeypatch.delattr(native, "interface")  # older ones have none
+    with pytest.raises(OptionError, match="built from other sources than these; install again"):
+        create(files, EngineOptions(executor="native"))
+
+
 def test_a_pool_that_does_not_fit(files: ModelFiles) -> None:
     executor = create_executor(files, dtype="float32", threads=1)
     with pytest.raises(OptionError, match=r"KV pool of 1000000000000 blocks .* lower num_kv_blocks"):

@@ -180,3 +180,22 @@ def test_lone_surrogates_within_arguments_are_no_trouble(server):
     call = {"function": {"name": "f", "arguments": json.dumps({"a": "\ud800", "b": float("nan")})}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
     assert server.chat(messages=messages, max_tokens=1).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("chat/completions", {"prompt": "x"}, "messages is required; a prompt goes to /v1/completions"),
+        ("completions", {"messages": []}, "prompt is required; messages go to /v1/chat/completions"),
+        ("completions", {}, "prompt is required"),
+        (
+            "completions",
+            {"prompt": "x", "temperature": "hot"},
+            "temperature: Expected a number or null, got a string",
+        ),
+        ("completions", {"prompt": 5}, "prompt: Expected a string or an array, got an integer"),
+    ],
+)
+def test_errors_speak_of_json_and_say_where_a_body_belongs(server, path, body, message):
+    reply = server.post(f"/v1/{path}", {"model": "scripted", **body})
+    assert (reply.status, reply.json["error"]["message"]) == (400, message)

@@ -31,6 +31,8 @@ from noria.weights.read import split_halves
 if TYPE_CHECKING:
     from noria.ops._native import ExecutorBF16, ExecutorF32
 
+INTERFACE = 1
+"""What `_native.interface` must be: both count up when one wants something new of the other."""
 KV_GROUP = 16
 """Block sizes are multiples of this many tokens."""
 HEAD_STEP, MOST_HEAD_DIM = 16, 256
@@ -293,6 +295,10 @@ def why_unavailable(block_size: int = KV_GROUP, head_dim: int = HEAD_STEP) -> st
         return (
             "the native executor was not built when Noria was installed: it needs a C++17 compiler (g++ 12 or later) "
             "on x86-64; with one in place, install again"
+        )
+    if getattr(_native, "interface", None) != INTERFACE:
+        return (
+            "the native executor was built from other sources than these; install again (in a checkout: make install)"
         )
     if not _native.has_avx512_bf16():
         return "the native executor needs a CPU that has AVX-512 with BF16"

@@ -10,12 +10,12 @@ value means is the business of the endpoints (`noria.server.api`) and of `Sampli
 from __future__ import annotations
 
 import difflib
-import re
 from typing import Any, TypeVar
 
 import msgspec
 
 from noria.server.errors import ApiError
+from noria.server.field_errors import as_field_error
 from noria.server.gate import check_depth, too_deep
 
 
@@ -168,7 +168,7 @@ def decode_body(raw: bytes, kind: type[Body], *, is_strict: bool = False) -> tup
     try:
         return msgspec.convert(values, kind), ignored
     except msgspec.ValidationError as error:
-        raise as_field_error(str(error)) from error
+        raise as_field_error(str(error), kind, values) from error
 
 
 def _expected(kind: type[msgspec.Struct]) -> str:
@@ -187,15 +187,3 @@ def _unknown_field(name: str, known: set[str]) -> ApiError:
 
 def _field_names(kind: type[msgspec.Struct]) -> set[str]:
     return {field.encode_name for field in msgspec.structs.fields(kind)}
-
-
-def as_field_error(message: str) -> ApiError:
-    """msgspec says "Expected `int | null`, got `str` - at `$.max_tokens`": the path becomes `param`."""
-    found = re.search(r" - at `\$\.?([^`]*)`$", message)
-    if found:
-        param = found[1].replace("[...]", "")  # some value of a map
-        return ApiError(400, f"{param}: {message[: found.start()]}", param=param, code="invalid_type")
-    found = re.search(r"missing required field `([^`]*)`", message)
-    if found:
-        return ApiError(400, f"{found[1]} is required", param=found[1], code="missing_required_parameter")
-    return ApiError(400, message, code="invalid_type")

@@ -8,7 +8,8 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
-from noria.server.bodies import as_field_error, decode_body
+from noria.server.bodies import decode_body
+from noria.server.field_errors import as_field_error
 from noria.server.gate import check_json
 from noria.server.headers import ignored_header
 from noria.server.request_body import while_connected
@@ -19,10 +20,11 @@ AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
 
 def read_query(request: Request, kind: type[AnyBody]) -> AnyBody:
     """What stands behind the question mark. Raises `ApiError`."""
+    values = dict(request.query_params)
     try:
-        return msgspec.convert(dict(request.query_params), kind, strict=False)
+        return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise as_field_error(str(error)) from error
+        raise as_field_error(str(error), kind, values) from error
 
 
 async def read_json(request: Request, kind: type[AnyBody], state: ServerState) -> tuple[AnyBody, dict[str, str]]:
