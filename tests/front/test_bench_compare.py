@@ -129,7 +129,7 @@ class KnownFloors(StepLog):
 
     def __init__(self) -> None:
         super().__init__()
-        shapes = [StepShape(num_tokens=8, num_logits=1, num_pairs=36, num_kv_tokens=8)]
+        shapes = [StepShape((8,), (8,), num_logits=1)]
         shapes += [StepShape.decode(1, context_len) for context_len in (9, 10, 11)]
         self.steps = [LoggedStep(shape, 0.5, {}) for shape in shapes]
 

@@ -37,14 +37,14 @@ def watch(*bandwidths: float | None, peak: float | None = 1.0) -> MachineWatch:
     return MachineWatch(2, measure=lambda threads: next(states))
 
 
-def small_program() -> Lowered:
+def small_program(gate: str = "silu_mul", window: int | None = None) -> Lowered:
     """A gate-and-up product, one into the residual stream, attention, and a head."""
-    spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
+    spec = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, window=window)
     rows, wide = Buffer("rows", 0, 10), Buffer("slabs", 0, 20)
     return Lowered(
         [
             Operation(kind="norm", input=rows, output=Buffer("slabs", 1, 10)),
-            Operation(kind="product", input=Buffer("slabs", 1, 10), output=wide, epilogue="silu_mul"),
+            Operation(kind="product", input=Buffer("slabs", 1, 10), output=wide, epilogue=gate),
             Operation(kind="product", input=wide, output=rows, epilogue="add"),
             Operation(kind="attention", input=Buffer("slabs", 2, 64), output=Buffer("rows", 1, 64), attention=spec),
             Operation(kind="product", input=Buffer("slabs", 1, 10), output=Buffer("rows", 2, 50), on_logit_rows=True),
@@ -52,19 +52,24 @@ def small_program() -> Lowered:
     )
 
 
-def test_work_is_counted_from_the_program() -> None:
-    costs = StepCosts(small_program(), itemsize=2)
-    work = costs.work(StepShape(num_tokens=3, num_logits=2, num_pairs=7, num_kv_tokens=5))
+TWO_ROWS = StepShape((1, 2), (2, 3), num_logits=2)
+"""3 tokens, 7 pairs, KV of 5 tokens."""
+
+
+@pytest.mark.parametrize("gate", ["silu_mul", "gelu_mul"])
+def test_work_is_counted_from_the_program(gate: str) -> None:
+    costs = StepCosts(small_program(gate), itemsize=2)
+    work = costs.work(TWO_ROWS)
     assert work["linears"] == Work(2 * (10 * 40 + 20 * 10) * 3, (10 * 40 + 20 * 10) * 2)
     assert work["logits"] == Work(2 * 500 * 2, 500 * 2)
     assert work["attention"] == Work(4 * 64 * 7, 2 * 32 * 2 * 5)
     assert costs.weight_bytes == (600 + 500) * 2
-    assert costs.work(StepShape(num_tokens=3, num_logits=0, num_pairs=7, num_kv_tokens=5))["logits"] == Work(0, 0)
+    assert costs.work(StepShape((1, 2), (2, 3), num_logits=0))["logits"] == Work(0, 0)
 
 
 def test_a_floor_is_the_greater_of_computing_and_reading_by_kind() -> None:
     costs = StepCosts(small_program(), itemsize=2)
-    shapes = [StepShape(num_tokens=3, num_logits=2, num_pairs=7, num_kv_tokens=5), StepShape.decode(1, 4)]
+    shapes = [TWO_ROWS, StepShape.decode(1, 4)]
     assert costs.floor_s(shapes, peak_flops=1.0, bytes_per_s=1e9)["linears"] == 3600 + 1200
     assert costs.floor_s(shapes, peak_flops=1e9, bytes_per_s=1.0) == {
         "linears": 2 * 1200,
@@ -77,8 +82,21 @@ def test_a_step_is_measured_by_its_rows_and_contexts() -> None:
     rows = [(range(20), 17, [5, 6]), (range(17), 16, [5, 7]), (range(4), 0, [8])]
     shape = StepShape.of(pack([(list(known), done, blocks) for known, done, blocks in rows], 16, wanted="last"), 16)
     assert (shape.num_tokens, shape.num_logits) == (3 + 1 + 4, 3)
-    assert shape.num_pairs == (18 + 19 + 20) + 17 + (1 + 2 + 3 + 4)
-    assert shape.num_kv_tokens == 20 + 17 + 4 - 16  # block 5 is shared
+    num_kv_tokens = 20 + 17 + 4 - 16  # block 5 is shared
+    assert shape.attended(None) == ((18 + 19 + 20) + 17 + (1 + 2 + 3 + 4), num_kv_tokens)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 18, 19, 20, 100])
+def test_a_layer_with_a_window_computes_and_reads_no_more_than_that(window: int) -> None:
+    shape = StepShape((3, 1, 4), (20, 17, 4), num_logits=3)
+    seen = [
+        [set(range(max(position - window + 1, 0), position + 1)) for position in range(end - num_queries, end)]
+        for num_queries, end in zip(shape.query_lens, shape.context_lens, strict=True)
+    ]
+    num_pairs = sum(len(keys) for row in seen for keys in row)
+    assert shape.attended(window) == (num_pairs, sum(len(set[int]().union(*row)) for row in seen))
+    work = StepCosts(small_program(window=window), itemsize=2).work(shape)["attention"]
+    assert work.flops == 4 * 64 * num_pairs
 
 
 def test_a_watch_measures_before_and_after_and_takes_the_greater() -> None:
@@ -172,7 +190,7 @@ def test_the_steps_of_a_run_are_logged_with_their_floors(executor: NativeExecuto
 def test_kernels_are_timed_over_rows_of_their_own(executor: NativeExecutor) -> None:
     times = time_kernels(executor, batches=[1, 3], context_len=40, prefill_tokens=70, num_repetitions=2)
     assert [(step.name, step.num_rows) for step in times] == [("decode 1", 1), ("decode 3", 3), ("prefill 70", 1)]
-    assert [step.shape.num_kv_tokens for step in times] == [40, 3 * 40, 70]
+    assert [step.shape.attended(None)[1] for step in times] == [40, 3 * 40, 70]
     assert all(step.total_s > 0 and step.by_kind_s["linears"] > 0 for step in times)
     with pytest.raises(OptionError, match="--context"):
         time_kernels(executor, batches=[1], context_len=0, prefill_tokens=70, num_repetitions=2)

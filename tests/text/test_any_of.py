@@ -38,3 +38,12 @@ def test_long_texts_are_no_deep_expression() -> None:
     pattern = re.compile(any_of(texts))
     assert all(pattern.fullmatch(text) for text in texts)
     assert not pattern.fullmatch(texts[0][:-1])
+
+
+def test_texts_that_each_begin_with_the_one_before_are_no_deep_expression():
+    texts = ["<" + "ab" * number for number in range(1_500)]
+    pattern = re.compile(any_of(texts))
+    for text in (texts[0], texts[3], texts[700], texts[-1]):
+        found = pattern.match(text + "a|")
+        assert found is not None
+        assert found.group() == text

@@ -7,12 +7,13 @@ Everything else (norms, rotation, activations, the sampler, the scheduler) count
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from noria.ops.lowering import Lowered, Operation
+from noria.ops.lowering import GATES, Lowered, Operation
 from noria.runner.executor import ForwardBatch
 
 KINDS = ("linears", "logits", "attention", "rotary_kv", "norm", "other")
@@ -37,32 +38,44 @@ class Work:
 class StepShape:
     """As much of a step as its cost depends on."""
 
-    num_tokens: int
+    query_lens: tuple[int, ...]
+    """Tokens of each row."""
+    context_lens: tuple[int, ...]
+    """Tokens of each row that have KV at the end of the step."""
     num_logits: int
-    num_pairs: int
-    """Of a query and a key that it sees."""
-    num_kv_tokens: int
-    """Different tokens whose KV is read: rows that share a block of a prefix read it once."""
+    num_shared: int = 0
+    """Tokens of `context_lens` that are counted again: rows that share a block of a prefix read it once."""
 
     @classmethod
     def of(cls, batch: ForwardBatch, block_size: int) -> StepShape:
-        query_lens = np.diff(batch.query_start).astype(np.int64)
-        context_lens = batch.context_len.astype(np.int64)
-        pairs = query_lens * (context_lens - query_lens) + query_lens * (query_lens + 1) // 2
         blocks = batch.block_table[batch.block_table != 0]  # those in use, of the first group; a shared one is full
-        num_shared = len(blocks) - len(np.unique(blocks))
         return cls(
-            num_tokens=len(batch.token_ids),
+            query_lens=tuple(np.diff(batch.query_start).tolist()),
+            context_lens=tuple(batch.context_len.tolist()),
             num_logits=len(batch.logit_tokens),
-            num_pairs=int(pairs.sum()),
-            num_kv_tokens=int(context_lens.sum()) - num_shared * block_size,
+            num_shared=(len(blocks) - len(np.unique(blocks))) * block_size,
         )
 
     @classmethod
     def decode(cls, num_rows: int, context_len: int) -> StepShape:
         """One token for each of some rows, `context_len` tokens with it."""
-        num_kv_tokens = num_rows * context_len
-        return cls(num_tokens=num_rows, num_logits=num_rows, num_pairs=num_kv_tokens, num_kv_tokens=num_kv_tokens)
+        return cls((1,) * num_rows, (context_len,) * num_rows, num_logits=num_rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.query_lens)
+
+    def attended(self, window: int | None) -> tuple[int, int]:
+        """By a layer with that window: pairs of a query and a key that it sees, and tokens whose KV is read once."""
+        pairs = kv_tokens = 0
+        for num_queries, context_len in zip(self.query_lens, self.context_lens, strict=True):
+            reach = context_len if window is None else window
+            # The query at position p sees p + 1 keys, at most `reach`.
+            num_short = min(max(reach - (context_len - num_queries), 0), num_queries)
+            first, last = context_len - num_queries + 1, context_len - num_queries + num_short
+            pairs += num_short * (first + last) // 2 + (num_queries - num_short) * reach
+            kv_tokens += min(context_len, num_queries - 1 + reach)
+        return pairs, max(kv_tokens - self.num_shared, 0)
 
 
 class StepCosts:
@@ -74,9 +87,9 @@ class StepCosts:
             if (kind := kind_of(op)) in sizes:
                 sizes[kind] += _num_weights(op)
         self._sizes = sizes
-        attentions = [op.attention for op in program.operations if op.kind == "attention" and op.attention is not None]
-        self._flops_per_pair = sum(4 * spec.q_size for spec in attentions)
-        self._kv_bytes_per_token = sum(2 * spec.kv_size for spec in attentions) * itemsize
+        self._attentions = Counter(
+            op.attention for op in program.operations if op.kind == "attention" and op.attention is not None
+        )
         self._itemsize = itemsize
 
     @property
@@ -91,10 +104,12 @@ class StepCosts:
             kind: Work(2.0 * size * rows[kind], float(size * self._itemsize) if rows[kind] else 0.0)
             for kind, size in self._sizes.items()
         }
-        work["attention"] = Work(
-            float(self._flops_per_pair * shape.num_pairs), float(self._kv_bytes_per_token * shape.num_kv_tokens)
-        )
-        return work
+        flops = num_bytes = 0.0
+        for spec, num_layers in self._attentions.items():
+            num_pairs, num_kv_tokens = shape.attended(spec.window)
+            flops += num_layers * 4.0 * spec.q_size * num_pairs
+            num_bytes += num_layers * 2.0 * spec.kv_size * num_kv_tokens * self._itemsize
+        return work | {"attention": Work(flops, num_bytes)}
 
     def floor_s(self, shapes: Iterable[StepShape], peak_flops: float, bytes_per_s: float) -> dict[str, float]:
         """Seconds by kind, added up over steps."""
@@ -110,8 +125,10 @@ def kind_of(op: Operation) -> str:
     match op.kind:
         case "product":
             return "logits" if op.on_logit_rows else "linears"
-        case "attention" | "norm":
-            return op.kind
+        case "attention":
+            return "attention"
+        case "norm" | "norm_add":
+            return "norm"
         case "rotary":
             return "rotary_kv"
     return "other"
@@ -120,5 +137,5 @@ def kind_of(op: Operation) -> str:
 def _num_weights(product: Operation) -> int:
     assert product.input is not None, "a product reads something"
     # Gate and up, multiplied on the way: two outputs for each number that is written.
-    outputs_per_number = 2 if product.epilogue == "silu_mul" else 1
+    outputs_per_number = 2 if product.epilogue in GATES else 1
     return product.input.width * product.output.width * outputs_per_number

@@ -1,8 +1,7 @@
 """What we add to uvicorn's handling of connections: limits on waiting for a head (`protocol_class`), and `Connected`.
 
 uvicorn limits how long a connection may idle after an answer, but neither before the first request nor inside a head,
-and a head may be of any size.
-What it makes of a request's bytes is in `noria.server.http1`.
+and what is not a body may be of any size. What it makes of a request's bytes is in `noria.server.http1`.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from noria.server.errors import ApiError
 from noria.server.http1 import Http1Protocol
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request's line and headers that come bit by bit; what comes at once may be a few times larger."""
+"""Of a request's line and headers, or of what surrounds the pieces of a chunked body, that come bit by bit; what comes
+at once may be a few times larger."""
 
 
 def protocol_class(head_timeout_s: float) -> type[asyncio.Protocol]:
     """The protocol for HTTP, which then closes a connection that waits for a request's head for so long.
 
     The time runs from the beginning of the connection, and again from the first byte after an answer. And it closes one
-    whose head is not complete after `MAX_HEAD_BYTES`.
+    that has sent more than `MAX_HEAD_BYTES` of which neither a request nor a piece of a body has come.
     """
 
     class ImpatientProtocol(Http1Protocol):
@@ -38,7 +38,7 @@ def protocol_class(head_timeout_s: float) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             before = self.cycle
             is_idle = before is None or before.response_complete
-            is_in_head = is_idle or not before.more_body
+            self._num_head_bytes += len(data)
             super().data_received(data)
             if self.cycle is not before:  # each head makes one
                 self._stop_waiting()
@@ -46,10 +46,13 @@ def protocol_class(head_timeout_s: float) -> type[asyncio.Protocol]:
                 return
             if is_idle and self._head_timer is None:
                 self._wait_for_head()
-            self._num_head_bytes += len(data) if is_in_head else 0
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                message = f"the request's head is larger than {MAX_HEAD_BYTES} bytes"
+                message = f"the request's head, or what is behind its body, is larger than {MAX_HEAD_BYTES} bytes"
                 self.refuse(ApiError(431, message, code="head_too_large"))
+
+        def on_body(self, body: bytes) -> None:
+            self._num_head_bytes = 0
+            super().on_body(body)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()

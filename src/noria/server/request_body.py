@@ -29,6 +29,10 @@ DISCARD_BYTES_PER_S = 64 * 2**20
 """How fast bodies are thrown away, all together: as fast as they can come they would take a core from the engine."""
 
 
+_PLAIN_CODINGS = {b"content-encoding": (b"", b"identity"), b"transfer-encoding": (b"chunked",)}
+"""By the header: what says that a body is what it seems to be."""
+
+
 class ClientLeft(ConnectionResetError):
     """There is nobody to answer any more."""
 
@@ -50,8 +54,9 @@ class BodyReader:
         others, and `ClientLeft` if the client leaves meanwhile.
         """
         for name, value in scope["headers"]:
-            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-                raise _encoded(value.decode("latin-1"))
+            plain = _PLAIN_CODINGS.get(name)
+            if plain is not None and value.strip().lower() not in plain:
+                raise _encoded(name, value)
             if name == b"content-length" and (len(value) > 18 or int(value) > self._max_bytes):
                 raise self._too_large()
         body = bytearray()
@@ -140,10 +145,11 @@ async def _until_disconnect(receive: Receive) -> None:
         pass
 
 
-def _encoded(coding: str) -> ApiError:
+def _encoded(header: bytes, coding: bytes) -> ApiError:
     return ApiError(
         415,
-        f"the body has Content-Encoding {coding!r}, which is not understood here: send it as it is, without one",
+        f"the body has {header.decode().title()} {coding.decode('latin-1')!r}, which is not understood here: send it "
+        "as it is, without one",
         code="unsupported_content_encoding",
         headers={"Accept-Encoding": "identity"},
     )

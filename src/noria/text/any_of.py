@@ -10,17 +10,23 @@ import re
 from collections.abc import Iterable
 from itertools import groupby
 
+MAX_DEPTH = 50
+"""Branches within branches; beyond, what may follow is tried one after another. A file's tokens may each begin with the
+one before, and neither this nor `re` gets deeper than Python's stack."""
+
 
 def any_of(texts: Iterable[str]) -> str:
     """Matches the longest of `texts` that stands at a place; nothing, if there are none. Empty texts do not count.
 
     What texts begin with alike is written once, so that one character decides between all that may follow.
     """
-    return _branch(sorted({text for text in texts if text})) or r"(?!)"
+    return _branch(sorted({text for text in texts if text}), MAX_DEPTH) or r"(?!)"
 
 
-def _branch(texts: list[str]) -> str:
+def _branch(texts: list[str], most_depth: int) -> str:
     """Of sorted texts; if the empty one is among them the rest may be missing."""
+    if most_depth == 0:
+        return f"(?:{'|'.join(re.escape(text) for text in sorted(texts, key=len, reverse=True))})"
     may_end = bool(texts) and texts[0] == ""
     endings: list[str] = []
     singles: list[str] = []
@@ -30,7 +36,7 @@ def _branch(texts: list[str]) -> str:
         if alike == [first]:
             singles.append(re.escape(first))
         else:
-            endings.append(re.escape(shared) + _branch([text[len(shared) :] for text in alike]))
+            endings.append(re.escape(shared) + _branch([text[len(shared) :] for text in alike], most_depth - 1))
     if len(singles) > 1:
         endings.append(f"[{''.join(singles)}]")
     else:
