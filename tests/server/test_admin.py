@@ -63,6 +63,7 @@ def test_a_pause_that_aborts_tells_the_clients(admin):
 def test_a_mode_that_does_not_exist_pauses_nothing(admin):
     answer = post(admin, "/pause?mode=coffee")
     assert (answer.status, answer.error["param"]) == (400, "mode")
+    assert answer.error["message"] == "mode: expected one of abort, wait, keep"
     assert admin.get("/ready").status == 200
 
 

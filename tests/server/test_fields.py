@@ -197,5 +197,5 @@ def test_lone_surrogates_within_arguments_are_no_trouble(server):
     ],
 )
 def test_errors_speak_of_json_and_say_where_a_body_belongs(server, path, body, message):
-    reply = server.post(f"/v1/{path}", {"model": "scripted", **body})
+    reply = server.request("POST", f"/v1/{path}", body)
     assert (reply.status, reply.json["error"]["message"]) == (400, message)
