@@ -247,8 +247,15 @@ FAULTS = [
         "duplicate-replaces-the-first",
         "a block computed twice points the index to the second, and the first keeps its hash",
         "kv/block_pool.py",
-        "        if block_hash in self._block_of:\n            return False\n",
-        "",
+        "        if (kept := self._block_of.get(block_hash)) is not None:\n",
+        "        if (kept := self._block_of.get(block_hash)) is not None and self._references[kept] == 0:\n",
+    ),
+    Fault(
+        "idle-duplicate-stays",
+        "content that is computed again is forgotten with its older, idle block",
+        "kv/block_pool.py",
+        "            if self._references[kept] == 0:\n",
+        "            if False:\n",
     ),
     Fault(
         "key-ignored",
