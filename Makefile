@@ -35,7 +35,7 @@ MODEL ?=
 serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING))  ## serve MODEL (default: a small one, fetched once) on 127.0.0.1, PORT=8000
 	$(BIN)/noria serve $(MODEL) --host 127.0.0.1 --port $(PORT)
 
-test: $(STAMP)  ## what CI runs: under 15 minutes on 2 cores
+test: $(STAMP)  ## what CI runs: some 15 to 20 minutes on 2 cores
 	$(BIN)/python -m pytest -m 'not full'
 
 test-full: $(STAMP)  ## everything, with the larger models and the long runs
