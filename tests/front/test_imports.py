@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TORCH_FREE_TESTS = [f"tests/{layer}" for layer in ("core", "kv", "text", "files")]
 
@@ -47,6 +49,7 @@ print(len(free))
     assert int(run_python(code)) > 40
 
 
+@pytest.mark.timeout(900)  # it runs a third of all tests
 def test_the_torch_free_layers_pass_their_tests_without_torch() -> None:
     environment = {**os.environ, "PYTEST_ADDOPTS": ""}
     finished = subprocess.run(
